@@ -119,7 +119,7 @@ def read(directory: AnyPath) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     for part in manifest.parts:
-        _look_at(directory / part.file, part)
+        _check_part(directory / part.file, part)
     return manifest
 
 
@@ -227,7 +227,7 @@ def still_there(directory: str) -> str:
     return str(found or "")
 
 
-def _look_at(file: AnyPath, part: PsPart) -> None:
+def _check_part(file: AnyPath, part: PsPart) -> None:
     """Check that a part exists, has the right size, and ends in the manifest's index; the rest is not read.
 
     Raises:

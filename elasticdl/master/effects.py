@@ -89,7 +89,7 @@ class Effects:
     @property
     def num_creations(self) -> int:
         """Number of creations requested so far; a `Listing` with a lower number may lack a pod."""
-        return self._pod_threads.num_asked
+        return self._pod_threads.num_requested
 
     def create_pod(self, command: commands.CreatePod) -> None:
         work = self._guarded(lambda: self._create_pod(command))
@@ -344,15 +344,15 @@ class PodThreads:
         self._num_servers = 0  # requested and unfinished creations of servers
         self._held: list[str] = []  # workers that wait for these
         self._waiting: list[Work] = []  # until no creation is in progress
-        self._num_asked = 0
+        self._num_requested = 0
         self._num_done = 0
         self._is_closed = False
 
     @property
-    def num_asked(self) -> int:
+    def num_requested(self) -> int:
         """Number of creations requested so far."""
         with self._lock:
-            return self._num_asked
+            return self._num_requested
 
     @property
     def num_done(self) -> int:
@@ -370,7 +370,7 @@ class PodThreads:
                 self._created(is_server)
 
         with self._lock:
-            self._num_asked += 1
+            self._num_requested += 1
             self._num_servers += is_server
             self._add(name, create, is_held=not is_server and self._num_servers > 0)
 
@@ -423,7 +423,7 @@ class PodThreads:
             self._start_waiting()
 
     def _start_waiting(self) -> None:
-        if self._num_done == self._num_asked:
+        if self._num_done == self._num_requested:
             waiting, self._waiting = self._waiting, []
             for work in waiting:
                 self._start(work)

@@ -280,7 +280,7 @@ class Shell:
             for outage in self._journal.take_outages():
                 self._carry_out(self._handle(events.JournalDelayed(outage.message, outage.seconds)))
             self._journal.save_later(self.snapshot(), self.status())
-            self._watcher.look(self._core.status())
+            self._watcher.on_status(self._core.status())
             self._history = self._core.events
 
     def _until_tick_s(self) -> float:
@@ -323,11 +323,11 @@ class Shell:
             case commands.Log(level, text):
                 logger.log(_LEVELS[level], "%s", text)
             case commands.Measured(step, metrics):
-                self._watcher.measured(step, metrics)
+                self._watcher.on_evaluation(step, metrics)
             case commands.EndJob():
                 self._outcome = command
                 self._history = self._core.events
-                self._watcher.look(self._core.status())
+                self._watcher.on_status(self._core.status())
             case commands.Persist():
                 raise AssertionError("carried out by `_carry_out`")
             case _:

@@ -40,11 +40,11 @@ logger = logging.getLogger("elasticdl.master")
 class Watcher(Protocol):
     """Receives the progress of the job from the shell; called in its thread, so it must return at once."""
 
-    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Handle the results of an evaluation."""
         ...
 
-    def look(self, status: JobStatus) -> None:
+    def on_status(self, status: JobStatus) -> None:
         """Handle the present status of the job; called about once a second."""
         ...
 
@@ -56,9 +56,9 @@ class Watcher(Protocol):
 class NullWatcher:
     """A watcher that does nothing."""
 
-    def measured(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
-    def look(self, status: JobStatus) -> None: ...
+    def on_status(self, status: JobStatus) -> None: ...
 
     def close(self) -> None: ...
 
@@ -131,10 +131,10 @@ class TensorBoardLog:
         self._thread = threading.Thread(target=self._run, name="tensorboard", daemon=True)
         self._thread.start()
 
-    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         self._queue.put(_Scalars(step, {EVALUATION_PREFIX + name: value for name, value in metrics.items()}))
 
-    def look(self, status: JobStatus) -> None:
+    def on_status(self, status: JobStatus) -> None:
         values = self._scalars.of(status)
         if values:
             self._queue.put(_Scalars(status.model_version, values))

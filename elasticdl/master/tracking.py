@@ -90,11 +90,11 @@ class TrackerThread:
         self._thread = threading.Thread(target=self._run, name=f"track {name}", daemon=True)
         self._thread.start()
 
-    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Watcher`."""
         self._put(_Point(step, {EVALUATION_PREFIX + name: value for name, value in metrics.items()}))
 
-    def look(self, status: JobStatus) -> None:
+    def on_status(self, status: JobStatus) -> None:
         """See `Watcher`."""
         self._phase = status.phase
         values, tags = self._scalars.of(status), {}
@@ -156,15 +156,15 @@ class Watchers:
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = watchers
 
-    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """See `Watcher`."""
         for one in self._watchers:
-            one.measured(step, metrics)
+            one.on_evaluation(step, metrics)
 
-    def look(self, status: JobStatus) -> None:
+    def on_status(self, status: JobStatus) -> None:
         """See `Watcher`."""
         for one in self._watchers:
-            one.look(status)
+            one.on_status(status)
 
     def close(self) -> None:
         """See `Watcher`."""

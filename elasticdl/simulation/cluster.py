@@ -203,9 +203,9 @@ class SimulatedCluster:
     def _look_soon(self) -> None:
         if not self._is_due:
             self._is_due = True
-            self._timeline.after(0.0, self._look)
+            self._timeline.after(0.0, self._place_pending)
 
-    def _look(self) -> None:
+    def _place_pending(self) -> None:
         """Place pending pods as far as there is room."""
         self._is_due = False
         shapes = [shape for shape, pods in self._pending.items() if pods]

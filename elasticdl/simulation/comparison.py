@@ -93,7 +93,7 @@ class _Gang:
         self._timeline = timeline
         self._pods: list[SimulatedPod] = []
         self._num_running = 0
-        self._life = 0  # incremented at each start and each end
+        self._run = 0  # incremented at each start and each end
         self._since: float | None = None  # since when it trains; None if it does not
         self._pace = 0.0  # minibatches per second, of all workers
         self._done = 0.0  # minibatches in the newest checkpoint
@@ -115,7 +115,7 @@ class _Gang:
             return
         slots = [(role, slot) for role, number in self._numbers() for slot in range(number)]
         pods = [self._pod(role, slot) for role, slot in slots]
-        self._pods, self._num_running, self._life = pods, 0, self._life + 1
+        self._pods, self._num_running, self._run = pods, 0, self._run + 1
         if not self._cluster.create_all(pods):
             self._pods = []
         else:
@@ -142,8 +142,8 @@ class _Gang:
             self._break()
 
     def _if_alive(self, action: Callable[[], None]) -> Callable[[], None]:
-        life = self._life
-        return lambda: action() if life == self._life else None
+        run = self._run
+        return lambda: action() if run == self._run else None
 
     def _train(self) -> None:
         workers = [pod for pod in self._pods if pod.name.startswith(Role.WORKER)]
@@ -176,7 +176,7 @@ class _Gang:
         self.worker_seconds += workers * (self._timeline.now - self._since + self._scenario.start)
 
     def _end_all(self) -> None:
-        pods, self._pods, self._since, self._life = self._pods, [], None, self._life + 1
+        pods, self._pods, self._since, self._run = self._pods, [], None, self._run + 1
         for pod in pods:
             self._cluster.end(pod, "Deleted")
 

@@ -63,7 +63,7 @@ class Process:
     role: Role
     index: int
     uid: str
-    is_heard: bool = False  # whether its process has begun and its messages arrive
+    is_connected: bool = False  # whether its process has begun and its messages arrive
     incarnation: int = 0
     began: float = 0.0
 
@@ -76,7 +76,7 @@ class SimulatedWorker(Process):
         held: Its leases; it computes the first.
         since: Since when it computes the first lease; None if it does not.
         base: Minibatches of that task that were in the model at that time.
-        told: Minibatches of that task that it has reported.
+        reported: Minibatches of that task that it has reported.
         computed: Seconds of computing.
         waited: Seconds of waiting for `Workload.waits_for`.
         speed: Its speed in the present task, as a share of its speed alone.
@@ -90,7 +90,7 @@ class SimulatedWorker(Process):
     held: deque[Lease] = field(default_factory=deque)
     since: float | None = None
     base: int = 0
-    told: int = 0
+    reported: int = 0
     computed: float = 0.0
     waited: float = 0.0
     asks: bool = False
@@ -261,11 +261,11 @@ class SimulatedJob:
                 process.began = self.timeline.now
                 self.timeline.after(self.scenario.start, lambda: self._process_begins(process))
             case Change.WARNED:
-                self._is_warned(process)
+                self._handle_warning(process)
             case Change.CUT_OFF:
-                self._stops(process)
+                self._handle_stop(process)
             case Change.ENDED:
-                self._stops(process)
+                self._handle_stop(process)
                 del self._processes[pod.name]
                 if self.end is None and reason not in ("Completed", "Deleted") and process.role is Role.WORKER:
                     self.num_lost += 1
@@ -275,7 +275,7 @@ class SimulatedJob:
     def _process_begins(self, process: Process) -> None:
         if process.pod.is_gone or not process.pod.is_running or self.end is not None:
             return
-        process.is_heard = True
+        process.is_connected = True
         self._num_processes += 1
         if isinstance(process, SimulatedWorker):
             assert process.pod.node is not None
@@ -303,11 +303,11 @@ class SimulatedJob:
                 self._pause(one)
                 self._compute(one)
 
-    def _stops(self, process: Process) -> None:
+    def _handle_stop(self, process: Process) -> None:
         """Stop a process: it is gone, or its node is."""
-        if not process.is_heard:
+        if not process.is_connected:
             return
-        process.is_heard = False
+        process.is_connected = False
         if isinstance(process, SimulatedWorker):
             self._count_running(process, False)
             self.lose(process)
@@ -319,9 +319,9 @@ class SimulatedJob:
         self._pause(worker, is_lost=True)
         worker.held.clear()
 
-    def _is_warned(self, process: Process) -> None:
+    def _handle_warning(self, process: Process) -> None:
         """Handle the warning of a process: a worker gives back unfinished tasks, a server waits for a checkpoint."""
-        if not process.is_heard:
+        if not process.is_connected:
             return
         if not isinstance(process, SimulatedWorker):
             self._ps_heartbeat(process, is_leaving=True)
@@ -374,7 +374,13 @@ class SimulatedJob:
 
     def ask(self, worker: SimulatedWorker) -> None:
         """Request a lease if the worker may hold another one."""
-        if worker.asks or not worker.is_heard or worker.is_leaving or len(worker.held) >= HOLD or self.end is not None:
+        if (
+            worker.asks
+            or not worker.is_connected
+            or worker.is_leaving
+            or len(worker.held) >= HOLD
+            or self.end is not None
+        ):
             return
 
         def answered(answer: Any) -> None:
@@ -385,7 +391,7 @@ class SimulatedJob:
         self.call(lambda call: e.LeaseRequested(call, worker.index, worker.incarnation), answered)
 
     def _lease_answered(self, worker: SimulatedWorker, answer: Any) -> None:
-        if not worker.is_heard or worker.is_leaving:
+        if not worker.is_connected or worker.is_leaving:
             return
         if isinstance(answer, c.LeaseGranted):
             worker.held.append(answer.lease)
@@ -402,7 +408,7 @@ class SimulatedJob:
 
     def _compute(self, worker: SimulatedWorker) -> None:
         """Begin a worker's first task, unless it computes, or servers are missing."""
-        if worker.since is not None or not worker.held or worker.partition is None or not worker.is_heard:
+        if worker.since is not None or not worker.held or worker.partition is None or not worker.is_connected:
             return
         lease = worker.held[0]
         name = (lease.epoch, lease.task)
@@ -412,7 +418,7 @@ class SimulatedJob:
         other = self._computing.get(name)
         if other is not None:  # it has lost its lease and does not know yet: the servers reject it from now on
             self._pause(other, is_lost=True)
-        worker.base = worker.told = self.model.get(name, 0)
+        worker.base = worker.reported = self.model.get(name, 0)
         worker.since = self.timeline.now
         worker.speed = self.workload.speed(worker.since, len(self._running))
         worker.step_s = worker.own_step_s / worker.speed
@@ -487,7 +493,7 @@ class SimulatedJob:
     # Heartbeats -----------------------------------------------------------------------------------------------------
 
     def _heartbeat(self, process: Process) -> None:
-        if not process.is_heard or self.end is not None:
+        if not process.is_connected or self.end is not None:
             return
         if not isinstance(process, SimulatedWorker):
             self._ps_heartbeat(process)
@@ -533,8 +539,8 @@ class SimulatedJob:
             return
         self._settle(worker)
         lease, done = worker.held[0], self._done(worker)
-        if done > worker.told:
-            new, worker.told = tuple(range(worker.told, done)), done
+        if done > worker.reported:
+            new, worker.reported = tuple(range(worker.reported, done)), done
             self.call(
                 lambda call: e.ProgressReported(call, worker.index, worker.incarnation, lease.id, new, 0.5),
                 lambda _: None,

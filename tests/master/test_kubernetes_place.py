@@ -79,7 +79,7 @@ def test_a_dying_master_leaves_the_pod_of_its_successor_alone(
     pod["status"]["podIP"] = "10.0.0.1"
     own = OwnPod(connect(), "team", "j")
     if has_looked:
-        own.look(f"uid-{JOB}")
+        own.load(f"uid-{JOB}")
     pod["metadata"]["uid"], pod["status"]["podIP"] = "uid-of-the-successor", "10.0.0.2"
     before = copy.deepcopy(pod)
     own.label("Failed")

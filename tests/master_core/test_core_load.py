@@ -21,7 +21,9 @@ def test_rates_are_of_the_last_seconds() -> None:
     loads = PsMetrics()
     for second in range(31):
         pushes = 10 * second if second < 20 else 200 + 50 * (second - 20)
-        loads.heard(0, 1, PsUsage(pushes=pushes, pulls=2 * pushes, busy_seconds=0.5 * second, table_rows=7), second)
+        loads.on_heartbeat(
+            0, 1, PsUsage(pushes=pushes, pulls=2 * pushes, busy_seconds=0.5 * second, table_rows=7), second
+        )
     (server,) = loads.servers()
     assert (server.pushes_per_second, server.pulls_per_second, server.busy) == (50.0, 100.0, 0.5)
     assert server.rows == 7
@@ -30,58 +32,58 @@ def test_rates_are_of_the_last_seconds() -> None:
 def test_frequent_heartbeats_do_not_shorten_what_a_rate_is_taken_over() -> None:
     loads = PsMetrics()
     for fifth in range(100):
-        loads.heard(0, 1, PsUsage(pushes=fifth), fifth / 5)
+        loads.on_heartbeat(0, 1, PsUsage(pushes=fifth), fifth / 5)
     assert loads.servers()[0].pushes_per_second == pytest.approx(5.0)
-    assert len(loads._lives[0].samples) <= 11
+    assert len(loads._processes[0].samples) <= 11
 
 
 def test_a_server_that_was_seen_once_has_no_rate_yet() -> None:
     loads = PsMetrics()
-    loads.heard(3, 1, PsUsage(pushes=1000, table_rows=5), 4.0)
+    loads.on_heartbeat(3, 1, PsUsage(pushes=1000, table_rows=5), 4.0)
     (server,) = loads.servers()
     assert (server.id, server.pushes_per_second, server.busy, server.rows) == (3, 0.0, 0.0, 5)
 
 
 def test_staleness_is_summed_over_servers_and_their_lives() -> None:
     loads = PsMetrics()
-    loads.heard(0, 1, PsUsage(staleness=(5, 1), refused=2), 0.0)
-    loads.heard(1, 1, PsUsage(staleness=(4, 0, 2)), 0.0)
-    loads.heard(0, 2, PsUsage(staleness=(1,), refused=1), 5.0)
+    loads.on_heartbeat(0, 1, PsUsage(staleness=(5, 1), refused=2), 0.0)
+    loads.on_heartbeat(1, 1, PsUsage(staleness=(4, 0, 2)), 0.0)
+    loads.on_heartbeat(0, 2, PsUsage(staleness=(1,), refused=1), 5.0)
     assert (loads.staleness, loads.refused) == ((10, 1, 2), 3)
 
 
 def test_the_lines_of_an_epoch_speak_of_the_time_since_the_last_one() -> None:
     loads = PsMetrics()
-    loads.heard(0, 1, PsUsage(), 0.0)
-    loads.heard(1, 1, PsUsage(), 0.0)
-    loads.heard(
+    loads.on_heartbeat(0, 1, PsUsage(), 0.0)
+    loads.on_heartbeat(1, 1, PsUsage(), 0.0)
+    loads.on_heartbeat(
         0, 1, PsUsage(staleness=(41, 52, 7), busy_seconds=6.2, table_rows=512_334, table_bytes=92_000_000), 10.0
     )
-    loads.heard(1, 1, PsUsage(refused=3, busy_seconds=5.8, table_rows=511_201, table_bytes=91_400_000), 10.0)
+    loads.on_heartbeat(1, 1, PsUsage(refused=3, busy_seconds=5.8, table_rows=511_201, table_bytes=91_400_000), 10.0)
     assert loads.lines() == [
         "Staleness of gradients: 0 41%, 1 52%, 2 7%; refused 3",
         "PS load: busy 62% 58%, rows 512,334 511,201, tables 92 MB 91 MB",
     ]
-    loads.heard(0, 1, PsUsage(staleness=(41, 52, 7, 30, 10), busy_seconds=8.2), 20.0)
-    loads.heard(1, 1, PsUsage(refused=3, busy_seconds=15.8), 20.0)
+    loads.on_heartbeat(0, 1, PsUsage(staleness=(41, 52, 7, 30, 10), busy_seconds=8.2), 20.0)
+    loads.on_heartbeat(1, 1, PsUsage(refused=3, busy_seconds=15.8), 20.0)
     assert loads.lines() == ["Staleness of gradients: 3-4 75%, 5-8 25%", "PS load: busy 20% 100%"]
 
 
 def test_of_many_servers_the_mean_and_the_busiest_are_reported() -> None:
     loads = PsMetrics()
     for ps_id in range(50):
-        loads.heard(ps_id, 1, PsUsage(), 0.0)
-        loads.heard(ps_id, 1, PsUsage(busy_seconds=9.0 if ps_id == 12 else 4.0), 10.0)
+        loads.on_heartbeat(ps_id, 1, PsUsage(), 0.0)
+        loads.on_heartbeat(ps_id, 1, PsUsage(busy_seconds=9.0 if ps_id == 12 else 4.0), 10.0)
     assert loads.lines() == ["PS load: busy 41% mean, 90% at most (PS 12)"]
 
 
 def test_an_epoch_that_ends_before_the_next_heartbeat_is_reported_with_the_one_after_it() -> None:
     loads = PsMetrics()
-    loads.heard(0, 1, PsUsage(), 0.0)
-    loads.heard(0, 1, PsUsage(staleness=(5,), busy_seconds=0.5), 1.0)
+    loads.on_heartbeat(0, 1, PsUsage(), 0.0)
+    loads.on_heartbeat(0, 1, PsUsage(staleness=(5,), busy_seconds=0.5), 1.0)
     assert len(loads.lines()) == 2
     assert loads.lines() == []
-    loads.heard(0, 1, PsUsage(staleness=(5, 5), busy_seconds=1.5), 3.0)
+    loads.on_heartbeat(0, 1, PsUsage(staleness=(5, 5), busy_seconds=1.5), 3.0)
     assert loads.lines() == ["Staleness of gradients: 1 100%", "PS load: busy 50%"]
 
 

@@ -27,8 +27,8 @@ def next_life(loads: PsMetrics) -> PsMetrics:
 
 def test_what_servers_did_is_known_before_they_are_seen_again() -> None:
     loads = PsMetrics()
-    loads.heard(0, 1, PsUsage(pushes=5, bytes_sent=50, staleness=(5,)), 0.0)
-    loads.heard(
+    loads.on_heartbeat(0, 1, PsUsage(pushes=5, bytes_sent=50, staleness=(5,)), 0.0)
+    loads.on_heartbeat(
         0, 2, PsUsage(pushes=2, bytes_sent=20, busy_seconds=1.5, staleness=(1, 1), refused=1, table_rows=9), 1.0
     )
     again = next_life(loads)
@@ -42,10 +42,10 @@ def test_what_servers_did_is_known_before_they_are_seen_again() -> None:
 def test_a_server_that_lives_on_is_not_counted_twice_and_one_that_died_meanwhile_not_forgotten() -> None:
     loads = PsMetrics()
     for ps_id in range(2):
-        loads.heard(ps_id, 1, PsUsage(pushes=10, busy_seconds=2.0, staleness=(10,)), 0.0)
+        loads.on_heartbeat(ps_id, 1, PsUsage(pushes=10, busy_seconds=2.0, staleness=(10,)), 0.0)
     again = next_life(loads)
-    again.heard(0, 1, PsUsage(pushes=14, busy_seconds=2.5, staleness=(14,)), 100.0)
-    again.heard(1, 2, PsUsage(pushes=3, busy_seconds=0.5, staleness=(3,)), 100.0)
+    again.on_heartbeat(0, 1, PsUsage(pushes=14, busy_seconds=2.5, staleness=(14,)), 100.0)
+    again.on_heartbeat(1, 2, PsUsage(pushes=3, busy_seconds=0.5, staleness=(3,)), 100.0)
     assert [(one.pushes, one.busy_seconds) for one in again.servers()] == [(14, 2.5), (13, 2.5)]
     assert [one.pushes_per_second for one in again.servers()] == [0.0, 0.0]
     assert again.staleness == (27,)

@@ -50,7 +50,7 @@ def test_event_files_are_published_at_the_end_of_each_life_and_a_copy_of_them_gr
     for generation in (1, 2):
         log = tensorboard.TensorBoardLog(str(source), generation, 10 * (generation - 1))
         proxy.once_each(Fault.UNAVAILABLE, method="PUT")
-        log.look(status(10 * generation))
+        log.on_status(status(10 * generation))
         log.close()
         assert refresh(source, copy) == generation
         assert losses(copy) == [(10, 10.0), (20, 20.0)][:generation]
@@ -90,7 +90,7 @@ def test_bad_records_and_their_errors_are_published_as_one_file(proxy: FaultyPro
 def test_event_files_in_storage_are_shown_by_the_command(proxy: FaultyProxy, tmp_path: Path) -> None:
     url = f"s3://bucket/{tmp_path.name}/events"
     log = tensorboard.TensorBoardLog(url, 1, 0)
-    log.look(status(10))
+    log.on_status(status(10))
     log.close()
     job = tmp_path / "job"
     job.mkdir()

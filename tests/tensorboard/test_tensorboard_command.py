@@ -48,7 +48,7 @@ def command(directory: Path, *arguments: str) -> list[str]:
 def test_a_local_job_is_shown_until_ctrl_c(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     log = TensorBoardLog(str(logs), 1, 0)
-    log.measured(5, {"accuracy": 0.5})
+    log.on_evaluation(5, {"accuracy": 0.5})
     log.close()
     job = local_job(tmp_path / "job", tensorboard_log_dir=logs)
     held = held_port()

@@ -30,10 +30,10 @@ def status(**changes: object) -> JobStatus:
 
 def test_a_job_is_written_as_it_continues_and_nothing_is_written_twice(tmp_path: Path) -> None:
     log = TensorBoardLog(str(tmp_path), 1, 0)
-    log.look(status(workers_alive=2))
+    log.on_status(status(workers_alive=2))
     for step, loss in ((10, 2.0), (10, 2.0), (20, 1.0)):
-        log.look(status(model_version=step, loss=loss, workers_alive=2, learning_rate=0.5, records_per_second=7.0))
-    log.measured(20, {"accuracy": 0.75})
+        log.on_status(status(model_version=step, loss=loss, workers_alive=2, learning_rate=0.5, records_per_second=7.0))
+    log.on_evaluation(20, {"accuracy": 0.75})
     log.close()
     found = scalars(tmp_path)
     assert found["loss"] == [(10, 2.0), (20, 1.0)]
@@ -53,7 +53,7 @@ def test_the_start_of_a_job_does_not_wait_for_storage(monkeypatch: pytest.Monkey
 
 def test_where_the_time_has_gone_is_written_with_each_step(tmp_path: Path) -> None:
     log = TensorBoardLog(str(tmp_path), 1, 0)
-    log.look(status(model_version=10, worker_seconds={"useful": 6.0, "starting": 2.0}))
+    log.on_status(status(model_version=10, worker_seconds={"useful": 6.0, "starting": 2.0}))
     log.close()
     found = scalars(tmp_path)
     assert found["goodput"] == [(10, 0.75)]
@@ -63,13 +63,13 @@ def test_where_the_time_has_gone_is_written_with_each_step(tmp_path: Path) -> No
 def test_a_new_life_of_the_master_writes_a_file_of_its_own_and_takes_over_at_its_step(tmp_path: Path) -> None:
     first = TensorBoardLog(str(tmp_path), 1, 0)
     for step in (10, 20, 30):
-        first.look(status(model_version=step, loss=float(step)))
+        first.on_status(status(model_version=step, loss=float(step)))
     first.close()
     (file,) = tmp_path.iterdir()
     with file.open("r+b") as torn:  # the master was killed while it wrote
         torn.truncate(file.stat().st_size - 5)
     second = TensorBoardLog(str(tmp_path), 2, 20)
-    second.look(status(model_version=25, loss=1.0))
+    second.on_status(status(model_version=25, loss=1.0))
     second.close()
     assert len(list(tmp_path.iterdir())) == 2
     assert scalars(tmp_path)["loss"] == [(10, 10.0), (20, 20.0), (25, 1.0)]
@@ -79,17 +79,17 @@ def test_a_new_life_of_the_master_begins_while_nothing_can_be_written(tmp_path: 
     logs, away = tmp_path / "logs", tmp_path / "away"
     first = TensorBoardLog(str(logs), 1, 0)
     for step in (10, 20, 30):
-        first.look(status(model_version=step, loss=float(step)))
+        first.on_status(status(model_version=step, loss=float(step)))
     first.close()
     logs.rename(away)
     logs.touch()
     second = TensorBoardLog(str(logs), 2, 20)
-    second.look(status(model_version=24, loss=2.0))
+    second.on_status(status(model_version=24, loss=2.0))
     wait_until(lambda: second._files._retry_at, "the failure")
     logs.unlink()
     away.rename(logs)
     second._files._retry_at = 0.0
-    second.look(status(model_version=25, loss=1.0))
+    second.on_status(status(model_version=25, loss=1.0))
     second.close()
     assert scalars(logs)["loss"] == [(10, 10.0), (20, 20.0), (25, 1.0)]
 
@@ -97,13 +97,13 @@ def test_a_new_life_of_the_master_begins_while_nothing_can_be_written(tmp_path: 
 def test_a_clock_that_is_behind_does_not_change_the_order_of_lives(tmp_path: Path) -> None:
     first = TensorBoardLog(str(tmp_path), 1, 0)
     for step in (10, 20, 30):
-        first.look(status(model_version=step, loss=float(step)))
+        first.on_status(status(model_version=step, loss=float(step)))
     first.close()
     (file,) = tmp_path.iterdir()
     begun, rest = file.name.removeprefix("events.out.tfevents.").split(".", 1)
     file.rename(tmp_path / f"events.out.tfevents.{int(begun) + 3600}.{rest}")
     second = TensorBoardLog(str(tmp_path), 2, 20)
-    second.look(status(model_version=25, loss=1.0))
+    second.on_status(status(model_version=25, loss=1.0))
     second.close()
     assert scalars(tmp_path)["loss"] == [(10, 10.0), (20, 20.0), (25, 1.0)]
 
@@ -113,9 +113,9 @@ def test_staleness_is_the_mean_of_what_came_since_the_last_time(tmp_path: Path) 
     assert mean_staleness((2, 1, 1), (2, 1, 1)) is None
     assert mean_staleness((2, 1), (2, 1, 0, 2, 2)) == (2 * 3.5 + 2 * 6.5) / 4
     log = TensorBoardLog(str(tmp_path), 2, 0)
-    log.look(status(model_version=7, staleness=(9,)))  # of the generation before
-    log.look(status(model_version=8, staleness=(9, 4)))
-    log.look(status(model_version=9, staleness=(9, 4, 2)))
+    log.on_status(status(model_version=7, staleness=(9,)))  # of the generation before
+    log.on_status(status(model_version=8, staleness=(9, 4)))
+    log.on_status(status(model_version=9, staleness=(9, 4, 2)))
     log.close()
     assert scalars(tmp_path)["staleness"] == [(8, 1.0), (9, 2.0)]
 
@@ -125,8 +125,8 @@ def test_a_directory_that_cannot_be_written_is_refused_and_no_directory_is_no_wa
     with pytest.raises(JobError, match="cannot be written: Not a directory"):
         watcher(str(tmp_path / "file" / "logs"), 1, 0)
     nobody = watcher("", 1, 0)
-    nobody.measured(1, {})
-    nobody.look(status())
+    nobody.on_evaluation(1, {})
+    nobody.on_status(status())
     nobody.close()
 
 
@@ -141,8 +141,8 @@ def test_a_disk_that_is_full_for_a_while_stops_no_process(tmp_path: Path, caplog
             """Nothing to close."""
 
     log._files._file = Full()
-    log.look(status(model_version=1, loss=1.0))
-    log.look(status(model_version=2, loss=1.0))
+    log.on_status(status(model_version=1, loss=1.0))
+    log.on_status(status(model_version=2, loss=1.0))
     log.close()
     assert [record.message for record in caplog.records] == [
         "TensorBoard's events are left out for 30 s: [Errno 28] No space left on device"
@@ -153,7 +153,7 @@ IMPORTED = """
 import sys
 from elasticdl.master.tensorboard import watcher
 log = watcher(sys.argv[1], 1, 0)
-log.measured(1, {"a": 1.0})
+log.on_evaluation(1, {"a": 1.0})
 log.close()
 print([name for name in ("tensorflow", "torch", "keras", "boto3", "tensorboard.summary") if name in sys.modules])
 """

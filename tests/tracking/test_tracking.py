@@ -61,12 +61,12 @@ def status(**changes: object) -> JobStatus:
 def test_a_tracker_gets_numbers_by_step_evaluations_and_lost_pods() -> None:
     tracker = ScriptedTracker()
     thread = TrackerThread("scripted", tracker.open)
-    thread.look(status(model_version=10, loss=2.0, workers_alive=2, records_per_second=7.0))
-    thread.look(status(model_version=10, loss=2.0, workers_alive=2, records_per_second=7.0))
-    thread.measured(10, {"accuracy": 0.5})
+    thread.on_status(status(model_version=10, loss=2.0, workers_alive=2, records_per_second=7.0))
+    thread.on_status(status(model_version=10, loss=2.0, workers_alive=2, records_per_second=7.0))
+    thread.on_evaluation(10, {"accuracy": 0.5})
     lost = {"worker": {"Preempted": 2}, "ps": {"Killed": 1}}
-    thread.look(status(model_version=10, workers_alive=2, pods_lost=lost))
-    thread.look(status(phase=JobPhase.FAILED, model_version=10, workers_alive=2, pods_lost=lost))
+    thread.on_status(status(model_version=10, workers_alive=2, pods_lost=lost))
+    thread.on_status(status(phase=JobPhase.FAILED, model_version=10, workers_alive=2, pods_lost=lost))
     thread.close()
     first, evaluation, losses = tracker.points
     assert first[0] == 10
@@ -88,7 +88,7 @@ def test_a_tracker_that_fails_is_opened_again_and_costs_one_line(caplog: pytest.
     tracker.errors.append(RuntimeError("the server is away"))
     thread = TrackerThread("scripted", tracker.open, retry_s=0.0)
     for step in (1, 2, 3):
-        thread.measured(step, {"x": 0.0})
+        thread.on_evaluation(step, {"x": 0.0})
     thread.close()
     assert [step for step, _ in tracker.points] == [2, 3]
     assert tracker.num_opened == 2
@@ -101,9 +101,9 @@ def test_a_tracker_that_fails_is_opened_again_and_costs_one_line(caplog: pytest.
 def test_a_run_that_a_failure_has_left_is_opened_again_only_to_end_it(phase: JobPhase, num_opened: int) -> None:
     tracker = ScriptedTracker()
     thread = TrackerThread("scripted", tracker.open)
-    thread.look(status(phase=phase, model_version=1))
+    thread.on_status(status(phase=phase, model_version=1))
     tracker.errors.append(RuntimeError("the server is away"))
-    thread.measured(1, {"x": 0.0})
+    thread.on_evaluation(1, {"x": 0.0})
     thread.close()
     assert tracker.num_opened == num_opened
     assert tracker.closed is (phase if num_opened == 2 else None)
@@ -113,10 +113,10 @@ def test_a_tracker_that_hangs_holds_up_neither_the_job_nor_its_end(caplog: pytes
     tracker = ScriptedTracker()
     tracker.may_continue.clear()
     thread = TrackerThread("scripted", tracker.open, max_queued=2, close_s=0.05)
-    thread.measured(0, {"x": 0.0})
+    thread.on_evaluation(0, {"x": 0.0})
     assert tracker.is_asked.wait(LONG_S)
     for step in range(1, 10):
-        thread.measured(step, {"x": 0.0})
+        thread.on_evaluation(step, {"x": 0.0})
     thread.close()
     tracker.may_continue.set()
     assert [record.message for record in caplog.records] == [

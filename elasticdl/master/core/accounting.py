@@ -74,9 +74,9 @@ class Accounting:
             self._is_decided = True
             self._fleet.pods.touch_all()
         if touched := self._fleet.pods.take_touched():
-            self._look_at_slots(touched)
+            self._update_slots(touched)
 
-    def _look_at_slots(self, slots: Set[int]) -> None:
+    def _update_slots(self, slots: Set[int]) -> None:
         records = self._fleet.pods.in_slots(slots)
         for slot in slots:
             for number, worker_id in self._processes(slot, records.get(slot)):

@@ -20,16 +20,16 @@ SHOWN = 8  # up to so many servers are listed one by one
 
 
 @dataclass(slots=True)
-class _Life:
+class _Process:
     """Load of one PS process, from its heartbeats to this generation of the master."""
 
     incarnation: int
     newest: PsUsage
     heard_at: float
-    told: tuple[float, PsUsage]  # load at the end of the last epoch, or at its first heartbeat
+    at_epoch_end: tuple[float, PsUsage]  # load at the end of the last epoch, or at its first heartbeat
     samples: deque[tuple[float, PsUsage]] = field(default_factory=deque)
 
-    def heard(self, load: PsUsage, clock: float) -> None:
+    def on_heartbeat(self, load: PsUsage, clock: float) -> None:
         if not self.samples or clock - self.samples[-1][0] >= SPACING:
             self.samples.append((clock, load))
         while clock - self.samples[0][0] > WINDOW:
@@ -48,26 +48,26 @@ class PsMetrics:
     """The newest load of every PS, and their sums."""
 
     def __init__(self) -> None:
-        self._lives: dict[int, _Life] = {}
+        self._processes: dict[int, _Process] = {}
         self._before: dict[int, tuple[int, PsUsage]] = {}  # incarnation and load, until its first heartbeat
         self._ended: dict[int, PsUsage] = {}  # sums over the ended incarnations of each PS
-        self._told_staleness: list[int] = []  # at the end of the last reported epoch
-        self._told_refused = 0
+        self._logged_staleness: list[int] = []  # at the end of the last reported epoch
+        self._logged_refused = 0
 
-    def heard(self, ps_id: int, incarnation: int, load: PsUsage, clock: float) -> None:
+    def on_heartbeat(self, ps_id: int, incarnation: int, load: PsUsage, clock: float) -> None:
         """Add the load of a heartbeat."""
-        life = self._lives.get(ps_id)
-        if life is None or life.incarnation != incarnation:
-            before = self._before.pop(ps_id, None) if life is None else (life.incarnation, life.newest)
+        process = self._processes.get(ps_id)
+        if process is None or process.incarnation != incarnation:
+            before = self._before.pop(ps_id, None) if process is None else (process.incarnation, process.newest)
             if before is not None and before[0] != incarnation:
                 self._ended[ps_id] = _sum(self._ended.get(ps_id, PsUsage()), before[1])
-            life = self._lives[ps_id] = _Life(incarnation, load, clock, (clock, load))
-        life.heard(load, clock)
+            process = self._processes[ps_id] = _Process(incarnation, load, clock, (clock, load))
+        process.on_heartbeat(load, clock)
 
     def lost(self, ps_id: int) -> None:
         """Stop the rates of a PS: its process has ended or was given up."""
-        if (life := self._lives.get(ps_id)) is not None:
-            life.samples.clear()
+        if (process := self._processes.get(ps_id)) is not None:
+            process.samples.clear()
 
     @property
     def staleness(self) -> tuple[int, ...]:
@@ -83,12 +83,12 @@ class PsMetrics:
         return sum(self._total(ps_id).refused for ps_id in self._ids())
 
     def _ids(self) -> list[int]:
-        return sorted({*self._lives, *self._before, *self._ended})
+        return sorted({*self._processes, *self._before, *self._ended})
 
     def _newest(self, ps_id: int) -> PsUsage:
         """Return the last known load of a PS's present incarnation."""
-        life = self._lives.get(ps_id)
-        return life.newest if life is not None else self._before.get(ps_id, (0, PsUsage()))[1]
+        process = self._processes.get(ps_id)
+        return process.newest if process is not None else self._before.get(ps_id, (0, PsUsage()))[1]
 
     def _total(self, ps_id: int) -> PsUsage:
         """Return the sum over all incarnations of a PS."""
@@ -100,10 +100,10 @@ class PsMetrics:
         return tuple(self._server(ps_id) for ps_id in self._ids())
 
     def _server(self, ps_id: int) -> PsStatus:
-        life, newest, total = self._lives.get(ps_id), self._newest(ps_id), self._total(ps_id)
+        process, newest, total = self._processes.get(ps_id), self._newest(ps_id), self._total(ps_id)
 
         def rate(of: Callable[[PsUsage], float]) -> float:
-            return 0.0 if life is None else life.rate(of)
+            return 0.0 if process is None else process.rate(of)
 
         return PsStatus(
             id=ps_id,
@@ -127,26 +127,29 @@ class PsMetrics:
 
         Empty if a PS has sent no newer heartbeat since then: the lines of the next epoch then cover both.
         """
-        if any(life.heard_at - life.told[0] < SPACING for life in self._lives.values()):
+        if any(process.heard_at - process.at_epoch_end[0] < SPACING for process in self._processes.values()):
             return []
         staleness, refused = self.staleness, self.refused
-        counts = [now - before for now, before in zip_longest(staleness, self._told_staleness, fillvalue=0)]
+        counts = [now - before for now, before in zip_longest(staleness, self._logged_staleness, fillvalue=0)]
         lines = (
-            [_staleness_line(counts, refused - self._told_refused)]
-            if sum(counts) or refused > self._told_refused
+            [_staleness_line(counts, refused - self._logged_refused)]
+            if sum(counts) or refused > self._logged_refused
             else []
         )
-        if self._lives:
+        if self._processes:
             lines.append(self._load_line())
-        self._told_staleness, self._told_refused = list(staleness), refused
-        for life in self._lives.values():
-            life.told = (life.heard_at, life.newest)
+        self._logged_staleness, self._logged_refused = list(staleness), refused
+        for process in self._processes.values():
+            process.at_epoch_end = (process.heard_at, process.newest)
         return lines
 
     def snapshot(self) -> dict[str, Any]:
-        lives = {**self._before, **{ps_id: (life.incarnation, life.newest) for ps_id, life in self._lives.items()}}
+        processes = {
+            **self._before,
+            **{ps_id: (process.incarnation, process.newest) for ps_id, process in self._processes.items()},
+        }
         return {
-            "lives": [[ps_id, incarnation, astuple(load)] for ps_id, (incarnation, load) in lives.items()],
+            "lives": [[ps_id, incarnation, astuple(load)] for ps_id, (incarnation, load) in processes.items()],
             "ended": [[ps_id, astuple(load)] for ps_id, load in self._ended.items()],
         }
 
@@ -154,13 +157,13 @@ class PsMetrics:
         """Restore the totals, which count until servers report again; rates start anew."""
         self._before = {ps_id: (incarnation, _load(values)) for ps_id, incarnation, values in saved["lives"]}
         self._ended = {ps_id: _load(values) for ps_id, values in saved["ended"]}
-        self._told_staleness, self._told_refused = list(self.staleness), self.refused
+        self._logged_staleness, self._logged_refused = list(self.staleness), self.refused
 
     def _load_line(self) -> str:
-        lives = [life for _, life in sorted(self._lives.items())]
-        busy = [life.rate(lambda load: load.busy_seconds, life.told) for life in lives]
-        rows = [float(life.newest.table_rows) for life in lives]
-        sizes = [float(life.newest.table_bytes) for life in lives]
+        processes = [process for _, process in sorted(self._processes.items())]
+        busy = [process.rate(lambda load: load.busy_seconds, process.at_epoch_end) for process in processes]
+        rows = [float(process.newest.table_rows) for process in processes]
+        sizes = [float(process.newest.table_bytes) for process in processes]
         parts = [f"busy {_each(busy, lambda share: f'{share:.0%}')}"]
         if any(rows):
             parts.append(f"rows {_each(rows, lambda count: f'{count:,.0f}')}")

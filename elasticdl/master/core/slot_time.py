@@ -86,7 +86,7 @@ class _Slot:
 
     began: int = 0
     settled: int = 0
-    life: SlotUse = SlotUse.UNSCHEDULED
+    use: SlotUse = SlotUse.UNSCHEDULED
     worker_id: int = -1
     has_lost: bool = False
     incarnation: int = 0
@@ -133,7 +133,7 @@ class SlotTimes:
             self._slots[number] = _Slot(began=self.now, settled=self.now)
 
     def _drop(self, slot: _Slot) -> None:
-        if slot.life is SlotUse.LIVE:
+        if slot.use is SlotUse.LIVE:
             self._add(slot, self._guess(slot, self.now), self.now)
             del self._by_worker[slot.worker_id]
         else:
@@ -150,37 +150,37 @@ class SlotTimes:
     def content(self, number: int) -> tuple[SlotUse, int]:
         """Return the last values given to `is_at`."""
         slot = self._slots[number]
-        return slot.life, slot.worker_id
+        return slot.use, slot.worker_id
 
     def has_lost(self, number: int) -> bool:
         """Return whether a pod was live in this slot; if none is now, it was lost."""
-        return self._slots[number].has_lost or self._slots[number].life is SlotUse.LIVE
+        return self._slots[number].has_lost or self._slots[number].use is SlotUse.LIVE
 
-    def is_at(self, number: int, life: SlotUse, worker_id: int = -1) -> None:
+    def is_at(self, number: int, use: SlotUse, worker_id: int = -1) -> None:
         """Set a slot's content from now on; no effect if unchanged.
 
         Args:
             worker_id: Id of the process of a live pod.
         """
         slot = self._slots[number]
-        if slot.life is life and slot.worker_id == worker_id:
+        if slot.use is use and slot.worker_id == worker_id:
             return
-        if slot.life is SlotUse.LIVE:
-            self._end_pod(slot, life)
+        if slot.use is SlotUse.LIVE:
+            self._end_pod(slot, use)
         else:
             self._settle_unreported(slot)
-        slot.life, slot.worker_id = life, worker_id
-        if life is SlotUse.LIVE:
+        slot.use, slot.worker_id = use, worker_id
+        if use is SlotUse.LIVE:
             self._by_worker[worker_id] = slot
 
-    def _end_pod(self, slot: _Slot, life: SlotUse) -> None:
+    def _end_pod(self, slot: _Slot, use: SlotUse) -> None:
         """Settle time that the process of a slot has not reported, by its last activity."""
-        is_well = self._is_complete or life is SlotUse.DONE
+        is_well = self._is_complete or use is SlotUse.DONE
         if is_well:
             self._commit(slot)
         else:
             self._lose(slot)
-        if life is SlotUse.DONE and not slot.incarnation:  # a command that never called the master
+        if use is SlotUse.DONE and not slot.incarnation:  # a command that never called the master
             self._add(slot, {SlotState.USEFUL: self.now - slot.settled}, self.now)
         known = self.now
         if not is_well and slot.incarnation:
@@ -192,13 +192,13 @@ class SlotTimes:
         else:
             self._repeat(slot)
         del self._by_worker[slot.worker_id]
-        slot.has_lost = life is not SlotUse.DONE
+        slot.has_lost = use is not SlotUse.DONE
         slot.incarnation = slot.pending = slot.useful_until = slot.repeated_until = slot.away_until = 0
         slot.reported, slot.mix = {}, {}
 
     def _settle_unreported(self, slot: _Slot) -> None:
-        if slot.life is not SlotUse.DONE:
-            self._sums[_UNREPORTED[slot.life]] += self.now - slot.settled
+        if slot.use is not SlotUse.DONE:
+            self._sums[_UNREPORTED[slot.use]] += self.now - slot.settled
             slot.settled = self.now
 
     # Events of the job ----------------------------------------------------------------------------------------------
@@ -332,10 +332,10 @@ class SlotTimes:
     def _guess(self, slot: _Slot, until: int) -> dict[SlotState, int]:
         """Return the probable split of a slot's unsettled time."""
         length = until - slot.settled
-        if slot.life is SlotUse.DONE:
+        if slot.use is SlotUse.DONE:
             return {}
-        if slot.life is not SlotUse.LIVE:
-            return {_UNREPORTED[slot.life]: length}
+        if slot.use is not SlotUse.LIVE:
+            return {_UNREPORTED[slot.use]: length}
         away = max(0, min(until, slot.away_until) - slot.settled)
         parts = _spread(length - away, slot.mix or {SlotState.STARTING: 1})
         for state, us in self._absence(slot, away).items():
@@ -359,7 +359,7 @@ class SlotTimes:
             else:
                 self._sums[state] += us
         pod, process = pod_and_process(slot.worker_id, self._processes_per_worker)
-        if slot.life is SlotUse.LIVE and not process:
+        if slot.use is SlotUse.LIVE and not process:
             self.pods.add(pod, slot.settled, until, of_pod)
         slot.settled = until
 
@@ -394,7 +394,7 @@ class SlotTimes:
             "pause": list(self._pause),
             "slots": [
                 [
-                    *(slot.began, slot.settled, slot.life.value, slot.worker_id, slot.has_lost, slot.incarnation),
+                    *(slot.began, slot.settled, slot.use.value, slot.worker_id, slot.has_lost, slot.incarnation),
                     *(slot.pending, slot.useful_until, slot.repeated_until, slot.away_until),
                     slot.reported,
                     {_NAMES[state]: us for state, us in slot.mix.items()},
@@ -418,12 +418,12 @@ class SlotTimes:
         slots = [_restored(values) for values in saved["slots"]]
         for slot in slots:
             slot.away_until = self.now
-            if slot.life not in (SlotUse.LIVE, SlotUse.DONE):  # no report for it will come
+            if slot.use not in (SlotUse.LIVE, SlotUse.DONE):  # no report for it will come
                 written_at: int = saved["now"]
-                self._add(slot, {_UNREPORTED[slot.life]: written_at - slot.settled}, written_at)
+                self._add(slot, {_UNREPORTED[slot.use]: written_at - slot.settled}, written_at)
                 self._add(slot, self._absence(slot, self.now - written_at), self.now)
         self._slots = dict(zip(saved.get("numbers", range(len(slots))), slots, strict=True))
-        self._by_worker = {slot.worker_id: slot for slot in slots if slot.life is SlotUse.LIVE}
+        self._by_worker = {slot.worker_id: slot for slot in slots if slot.use is SlotUse.LIVE}
 
     def validate(self) -> None:
         """Check that every microsecond of every slot is in exactly one state.
@@ -435,14 +435,14 @@ class SlotTimes:
         assert all(0 <= slot.began <= slot.settled <= self.now and slot.pending >= 0 for slot in self._slots.values())
         settled = self._dropped + sum(slot.settled - slot.began for slot in self._slots.values())
         assert sum(self._sums.values()) + sum(slot.pending for slot in self._slots.values()) == settled
-        live = {id(slot) for slot in self._slots.values() if slot.life is SlotUse.LIVE}
+        live = {id(slot) for slot in self._slots.values() if slot.use is SlotUse.LIVE}
         assert set(map(id, self._by_worker.values())) == live
 
 
 def _restored(values: Iterable[Any]) -> _Slot:
-    began, settled, life, worker_id, has_lost, incarnation, pending, useful, repeated, away, reported, mix = values
+    began, settled, use, worker_id, has_lost, incarnation, pending, useful, repeated, away, reported, mix = values
     return _Slot(
-        *(began, settled, SlotUse(life), worker_id, has_lost, incarnation, pending, useful, repeated, away),
+        *(began, settled, SlotUse(use), worker_id, has_lost, incarnation, pending, useful, repeated, away),
         dict(reported),
         {SlotState(state): us for state, us in mix.items()},
     )

@@ -58,7 +58,7 @@ class Outbox:
     def log(self, text: str, level: Level = Level.INFO) -> None:
         self._commands.append(Log(level, text))
 
-    def measured(self, step: int, metrics: Mapping[str, float]) -> None:
+    def report_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report the results of an evaluation: log line, event, and values for TensorBoard and trackers."""
         self.events.add(EventKind.EVALUATION_FINISHED, f"evaluation-{step}", **metrics)
         self.log(f"Evaluation metrics[step={step}]: {dict(metrics)}")

@@ -92,7 +92,7 @@ class Workers:
         self._workers: dict[int, Worker] = {}
         self._absent: dict[int, Worker] = {}  # registered in an earlier generation of the master and not in this one
         self._waiting: dict[int, Worker] = {}  # by call, the longest wait first
-        self._hasty: dict[int, Worker] = {}  # waiting ones that want an answer at once
+        self._non_blocking: dict[int, Worker] = {}  # waiting ones that want an answer at once
         self._hopeful: dict[int, Worker] = {}  # waiting ones that may be granted a lease, by id
 
     def get(self, worker_id: int) -> Worker | None:
@@ -161,7 +161,7 @@ class Workers:
             self.stop_waiting(worker)
         return worker
 
-    def heard(
+    def on_heartbeat(
         self, worker: Worker, positions: tuple[Position, ...], activity: str, seconds: Mapping[str, float], clock: float
     ) -> None:
         """Update a worker by a heartbeat."""
@@ -176,14 +176,14 @@ class Workers:
         worker.ahead = max(worker.ahead, min(request.ahead, MOST_AHEAD))
         self._waiting[request.call] = self._hopeful[worker.id] = worker
         if request.at_once:
-            self._hasty[request.call] = worker
+            self._non_blocking[request.call] = worker
 
     def stop_waiting(self, worker: Worker) -> None:
         """End a worker's wait: its request was answered or abandoned."""
         if worker.waiting_call is not None:
             self._waiting.pop(worker.waiting_call)
             self._hopeful.pop(worker.id, None)
-            self._hasty.pop(worker.waiting_call, None)
+            self._non_blocking.pop(worker.waiting_call, None)
             worker.waiting_call = None
 
     def waiting(self) -> list[Worker]:
@@ -211,11 +211,11 @@ class Workers:
 
     def stop_long_waits(self, since: float) -> list[int]:
         """End the waits of non-blocking requests, and of those that began before `since`; return their calls."""
-        done = list(self._hasty.values())
+        done = list(self._non_blocking.values())
         for worker in self._waiting.values():
             if worker.waiting_since > since:
                 break
-            if worker.waiting_call not in self._hasty:
+            if worker.waiting_call not in self._non_blocking:
                 done.append(worker)
         calls = [worker.waiting_call for worker in done if worker.waiting_call is not None]
         for worker in done:

@@ -103,7 +103,7 @@ class KubernetesEnvironment:
             raise
 
     def _take(self, job_name: str) -> None:
-        job, server_now = _patiently(lambda: self._read_job(job_name))
+        job, server_now = _with_retries(lambda: self._read_job(job_name))
         now = time.time()
         ahead = now - server_now  # of the API server's clock, which reports whole seconds
         owner_uid: str = job["metadata"]["uid"]
@@ -111,13 +111,13 @@ class KubernetesEnvironment:
         self.spec = whole_spec(job["data"][names.SPEC_KEY])
         account = self.spec.service_account
         self._expiry = Expiry(self._connection, self._namespace, job_name, owner_uid, account)
-        _patiently(self._check_rights)
-        is_owned = _patiently(lambda: self._own_pod.look(owner_uid))
+        _with_retries(self._check_rights)
+        is_owned = _with_retries(lambda: self._own_pod.load(owner_uid))
         submitted_at = min(now, _created_at(job) + ahead)
         self.run = JobRun(self._own_pod.uid, submitted_at, resumed_at=min(now, self._own_pod.created_at + ahead))
         if not is_owned:
-            _patiently(lambda: set_owners(self._connection, self.spec, self._namespace, owner_uid))
-        shown = _patiently(lambda: ConfigMapJournal(self._connection, self._namespace, job_name, self._say_phase))
+            _with_retries(lambda: set_owners(self._connection, self.spec, self._namespace, owner_uid))
+        shown = _with_retries(lambda: ConfigMapJournal(self._connection, self._namespace, job_name, self._label_phase))
         job_dir = self.spec.job_dir
         self.journal: Journal = StorageJournal(job_dir, place_of(self.endpoint.token), shown) if job_dir else shown
 
@@ -181,7 +181,7 @@ class KubernetesEnvironment:
         if self._publisher is not None:
             self._publisher.close()
 
-    def _say_phase(self, phase: JobPhase) -> None:
+    def _label_phase(self, phase: JobPhase) -> None:
         self._own_pod.label(_LABELS[phase])
 
     def _read_job(self, job_name: str) -> tuple[Object, float]:
@@ -228,23 +228,23 @@ def _created_at(found: Object) -> float:
     return datetime.fromisoformat(found["metadata"]["creationTimestamp"]).timestamp()
 
 
-def _patiently(action: Callable[[], Found]) -> Found:
+def _with_retries(action: Callable[[], Found]) -> Found:
     """Call the API, and repeat calls that it does not answer.
 
     Raises:
         ElasticDLError: The API refuses, or has not answered for `PATIENCE_S`.
     """
     deadline = time.monotonic() + PATIENCE_S
-    pause_s, said = 0.5, ""
+    pause_s, logged = 0.5, ""
     while True:
         try:
             return action()
         except ClusterError as error:
             if not error.unreachable or time.monotonic() > deadline:
                 raise
-            if error.what != said:
+            if error.what != logged:
                 logger.warning("%s", error.what)
-            said = error.what
+            logged = error.what
         threading.Event().wait(pause_s)
         pause_s = min(_MAX_PAUSE_S, 2 * pause_s)
 
@@ -386,8 +386,8 @@ class OwnPod:
     changes nothing of its successor.
 
     Attributes:
-        created_at: Creation by the API server's clock, in seconds since the Unix epoch; 0 before `look`.
-        uid: Uid of the pod; empty before `look`.
+        created_at: Creation by the API server's clock, in seconds since the Unix epoch; 0 before `load`.
+        uid: Uid of the pod; empty before `load`.
     """
 
     def __init__(self, connection: Connection, namespace: str, job_name: str) -> None:
@@ -396,7 +396,7 @@ class OwnPod:
         self._name = names.pod_name(job_name, "master", 0)
         self.created_at, self.uid = 0.0, ""
 
-    def look(self, owner_uid: str) -> bool:
+    def load(self, owner_uid: str) -> bool:
         """Read the pod; return whether its owner is the job's ConfigMap.
 
         Raises:

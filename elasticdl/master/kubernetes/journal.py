@@ -71,7 +71,7 @@ class ConfigMapJournal:
         self._name = names.state_object(job_name)
         self._where = f"in ConfigMap {self._name} of namespace {namespace}"
         self._on_phase = on_phase
-        self._telling = threading.Lock()  # one call of `on_phase` at a time; guards the next
+        self._phase_lock = threading.Lock()  # one call of `on_phase` at a time; guards the next
         self._phase: JobPhase | None = None
         self._writer = secrets.token_hex(8)
         self._version = ""  # the lock of `_later` guards this and the next two
@@ -81,7 +81,7 @@ class ConfigMapJournal:
         found = self._claim()
         self._found_journal: str = (found.get("binaryData") or {}).get(names.JOURNAL_KEY, "")
         self._status_text: str = (found.get("data") or {}).get(names.STATUS_KEY, "")
-        self._later = JournalWriter(INTERVAL_S, self._write, after=self._say_phase)
+        self._later = JournalWriter(INTERVAL_S, self._write, after=self._report_phase)
 
     def load(self) -> dict[str, Any] | None:
         """Return the state at the time of the takeover."""
@@ -99,7 +99,7 @@ class ConfigMapJournal:
         with self._later.lock:
             waiting = self._later.take()  # older than this one
             self._write(data, status or (waiting[1] if waiting is not None else None))
-        self._say_phase()
+        self._report_phase()
 
     def save_later(self, snapshot: dict[str, Any], status: JobStatus) -> None:
         if self._lost is not None:
@@ -116,7 +116,7 @@ class ConfigMapJournal:
         try:
             with self._later.lock:
                 self._write(self._later.update_status(status), status)
-            self._say_phase()
+            self._report_phase()
         except JournalWriteError as error:
             logger.warning("%s", error.what)
 
@@ -235,9 +235,9 @@ class ConfigMapJournal:
             )
             self._version = answer["metadata"]["resourceVersion"]
 
-    def _say_phase(self) -> None:
+    def _report_phase(self) -> None:
         """Report the newest written phase, in any thread; so the last reported one is the last written one."""
-        with self._telling:
+        with self._phase_lock:
             if not self._status_text:
                 return
             phase = JobStatus.from_json(self._status_text).phase

@@ -161,7 +161,7 @@ class Fleet:
         if worker is None:
             self._out.reply(event.call, HeartbeatAnswer(False, stop=stop))
             return
-        self._relieve(event)
+        self._add_memory_if_low(event)
         worker.group_version, worker.collective_seconds = event.group_version, event.waiting_seconds
         worker.device, worker.optimizer_share = event.device, event.optimizer_share
         worker.is_ending = event.ending
@@ -171,14 +171,14 @@ class Fleet:
         if event.leaving:
             self._worker_leaves(worker, clock)
         if event.ended:
-            self._script_ends(worker, clock)
+            self._handle_script_end(worker, clock)
         revoked = self._work.leases.renew(worker.id, event.positions, clock)
         wants_stacks = self.hangs.on_heartbeat(worker, event, clock)
         self._stragglers.on_heartbeat(worker, event, clock)
-        self._workers.heard(worker, event.positions, event.activity, event.seconds, clock)
+        self._workers.on_heartbeat(worker, event.positions, event.activity, event.seconds, clock)
         known = worker.has_joined or worker.is_leaving
         version = self._groups.newest_version
-        partition = self._news_of_partition(event)
+        partition = self._newer_partition(event)
         whole, newest = self._work.quota.all_held_by(worker.id, self._work.tasks)
         asked, pace = self._checkpoints.num_requests, self._workers.pace(self._settings)
         answer = HeartbeatAnswer(known, revoked, partition, stop, 0, version, whole, newest, wants_stacks, asked, pace)
@@ -189,19 +189,19 @@ class Fleet:
         if server is None:
             self._out.reply(event.call, HeartbeatAnswer(False, stop=self._ending.is_over))
             return
-        self._relieve(event)
+        self._add_memory_if_low(event)
         if event.load is not None:
-            self._loads.heard(server.id, server.incarnation, event.load, clock)
+            self._loads.on_heartbeat(server.id, server.incarnation, event.load, clock)
             self.servers.times.report(server.id, server.incarnation, event.load.busy_seconds)
         if event.leaving:
             self._ps_leaves(server)
         stop = self._ending.is_over or self._may_leave(server)
         num_pushing = self._work.leases.num_busy(TaskType.TRAINING)
-        partition = self._news_of_partition(event)
+        partition = self._newer_partition(event)
         answer = HeartbeatAnswer(True, (), partition, stop, num_pushing, newest_lease=self._work.leases.newest)
         self._out.reply(event.call, answer)
 
-    def _relieve(self, event: HeartbeatReceived) -> None:
+    def _add_memory_if_low(self, event: HeartbeatReceived) -> None:
         """Give a pod more memory before the kernel kills it, if it is near its limit."""
         is_worker = event.role is Role.WORKER
         record = self.pods.of_worker(event.id) if is_worker else self.pods.get(event.role, event.id)
@@ -225,7 +225,7 @@ class Fleet:
             text = f"{event.name} is near its memory limit, which cannot be raised in place: {event.message}"
             self._out.log(f"{text} If it is OOMKilled, its successor gets more.", Level.WARNING)
 
-    def _news_of_partition(self, event: HeartbeatReceived) -> PsPartition | None:
+    def _newer_partition(self, event: HeartbeatReceived) -> PsPartition | None:
         """Return the partition if it is newer than the one that the caller has seen, else None."""
         partition = self.servers.partition
         return None if partition is None or partition.version <= event.partition_version else partition
@@ -243,7 +243,7 @@ class Fleet:
             self._out.persist()
             self._out.log(f"Worker {self._settings.name_of(worker.id)} was asked to end; its leases are back")
 
-    def _script_ends(self, worker: Worker, clock: float) -> None:
+    def _handle_script_end(self, worker: Worker, clock: float) -> None:
         """Note that a script ends: its process is silent from now on and has left its group by itself."""
         if not worker.is_leaving:
             worker.is_leaving = worker.has_ended = True
@@ -356,10 +356,10 @@ class Fleet:
 
     def _pod_changed(self, event: PodChanged, clock: float) -> None:
         had_run = self.pods.has_run(event.role)
-        lives = self.pods.get(event.role, event.index)
+        known = self.pods.get(event.role, event.index)
         record = self.pods.changed(event, clock)
-        if (lives := lives or self.pods.get(event.role, event.index)) is not None:
-            self._write_down(lives, event)
+        if (known := known or self.pods.get(event.role, event.index)) is not None:
+            self._log_change(known, event)
         if self.pods.has_run(event.role) and not had_run:
             self._out.persist()
         if record is None:
@@ -389,7 +389,7 @@ class Fleet:
         else:
             self._ending.fail(text, cause=cause)
 
-    def _write_down(self, record: PodRecord, event: PodChanged) -> None:
+    def _log_change(self, record: PodRecord, event: PodChanged) -> None:
         """Log the first appearance of a pod's new states, except for its end."""
         if not event.uid or record.uid != event.uid:
             return
@@ -472,7 +472,7 @@ class Fleet:
             if not was_leaving and self._fail_if_relapsed(record, event, lost, reached):
                 return
             self._out.log(f"Relaunch the worker: {record.name} ({_why(event)})", Level.WARNING)
-            self._succeed(record, event, lost, was_leaving, has_committed, clock)
+            self._plan_successor(record, event, lost, was_leaving, has_committed, clock)
 
     def _ps_ended(self, record: PodRecord, event: PodChanged, clock: float) -> None:
         lost = self._lost(record, event)
@@ -489,13 +489,13 @@ class Fleet:
             if not was_leaving and self._fail_if_relapsed(record, event, lost, reached):
                 return
             self._out.log(f"PS {record.index} is lost ({_why(event)}); it is started again", Level.WARNING)
-            self._succeed(record, event, lost, was_leaving, has_served, clock)
+            self._plan_successor(record, event, lost, was_leaving, has_served, clock)
 
     def _lose_server(self, record: PodRecord) -> None:
         self.servers.lose(record.index)
         self._loads.lost(record.index)
 
-    def _succeed(
+    def _plan_successor(
         self, record: PodRecord, event: PodChanged, lost: int, was_leaving: bool, has_committed: bool, clock: float
     ) -> None:
         """Plan the successor of a wanted pod, or fail the job after too many ends.
@@ -509,7 +509,7 @@ class Fleet:
             delay = self._retry_budget.pod_ended(event.reason, record.place, has_committed, seconds)
             if self._fail_if_certain(record, event, lost, has_committed) or self._fail_if_enough(record, event, lost):
                 return
-        self.pods.succeed(record, clock + delay, lost)
+        self.pods.plan_successor(record, clock + delay, lost)
 
     def _gets_more_memory(self, record: PodRecord, event: PodChanged) -> bool:
         if event.reason != "OOMKilled" or (factor := self.pods.grow_memory(record)) is None:
@@ -638,7 +638,7 @@ class Fleet:
         )
         self._reconciler.doubt_session(record.role, record.slot)
         self._out.add(DeletePod(record.name))
-        self.pods.succeed(record, clock, cause)
+        self.pods.plan_successor(record, clock, cause)
 
     def _replace(self, record: PodRecord, why: str, clock: float) -> None:
         record.is_leaving = True
@@ -654,7 +654,7 @@ class Fleet:
         else:
             self._lose_server(record)
             self._out.log(f"PS {record.index} is given up ({why}); it is started again", Level.WARNING)
-        self.pods.succeed(record, clock, given_up)
+        self.pods.plan_successor(record, clock, given_up)
 
     def who_must_be_ended(self, heard_after: float) -> list[str]:
         """Return the names of pods that do not end by themselves with the job; a live PS leaves at `stop`."""

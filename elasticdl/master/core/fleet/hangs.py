@@ -59,14 +59,14 @@ class _Watch:
         stacks: Its stacks during this minibatch; None if it has not sent any.
         waited: Total seconds of waiting for members and of work without a limit, as of its last move.
         unlimited_at: When it was last in an activity without a limit.
-        heard: (time, seconds by activity) of its heartbeats in the last `LOOK_BACK` seconds, and of one before.
+        history: (time, seconds by activity) of its heartbeats in the last `LOOK_BACK` seconds, and of one before.
         grown: Activities whose seconds grew in that time.
         behind_since: Since when it waits in a group that is over; None if it does not.
         hung: Its state when it was found hanging; None while it moves.
         is_silent: Whether an event was logged that it is silent.
         same_since: Since when its positions and its activity are unchanged.
-        looked: Where it was when it was last asked for stacks in that time; None if it was not.
-        is_looked_at: Its next stacks are only for the status, even if it has moved since.
+        where: Where it was when it was last asked for stacks in that time; None if it was not.
+        is_for_status: Its next stacks are only for the status, even if it has moved since.
     """
 
     incarnation: int
@@ -77,13 +77,13 @@ class _Watch:
     stacks: Stacks | None = None
     waited: float = 0.0
     unlimited_at: float = float("-inf")
-    heard: deque[tuple[float, Mapping[str, float]]] = field(default_factory=deque)
+    history: deque[tuple[float, Mapping[str, float]]] = field(default_factory=deque)
     grown: frozenset[str] = frozenset()
     behind_since: float | None = None
     hung: _Hung | None = None
     is_silent: bool = False
-    looked: str | None = None
-    is_looked_at: bool = False
+    where: str | None = None
+    is_for_status: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Hangs:
         # Slow storage is never a hang, nor is a script's own evaluation; the evaluation of a module has minibatches.
         self._without_limit = {Activity.CHECKPOINT} | ({Activity.EVALUATE} if self._settings.runs_command else set())
         self._watches: dict[int, _Watch] = {}
-        self._looked_at: set[int] = set()  # ids of workers that were asked for their stacks for the status
+        self._asked_for_status: set[int] = set()  # ids of workers
 
     # Heartbeats --------------------------------------------------------------------------------------------------
 
@@ -121,12 +121,12 @@ class Hangs:
         """
         watch = self._watch(worker)
         if (event.activity, event.positions) != (worker.activity, worker.positions):
-            watch.same_since, watch.looked = clock, None
-            self._looked_at.discard(worker.id)
+            watch.same_since, watch.where = clock, None
+            self._asked_for_status.discard(worker.id)
         before, now = _front(worker.positions), _front(event.positions)
         if now != before:
             if watch.kind is not None and not watch.is_unbounded and worker.stuck_since is None:
-                seconds = self._stood(worker, event.seconds, clock)
+                seconds = self._seconds_in_minibatch(worker, event.seconds, clock)
                 watch.longest[watch.kind] = max(watch.longest.get(watch.kind, 0.0), seconds)
             lease = None if now is None else self._work.leases.get(now.lease, worker.id)
             watch.kind = None if lease is None else lease.type
@@ -137,42 +137,42 @@ class Hangs:
             worker.moved_at, watch.stacks = clock, None
         if event.activity in self._without_limit:
             watch.unlimited_at = clock
-        watch.heard.append((clock, event.seconds))
-        while len(watch.heard) > 2 and clock - watch.heard[1][0] >= LOOK_BACK:
-            watch.heard.popleft()
-        watch.grown = _grown(watch.heard[0][1], event.seconds)
+        watch.history.append((clock, event.seconds))
+        while len(watch.history) > 2 and clock - watch.history[1][0] >= LOOK_BACK:
+            watch.history.popleft()
+        watch.grown = _grown(watch.history[0][1], event.seconds)
         if worker.stuck_since is not None and watch.hung is None and worker.seconds:  # found by an earlier master
             watch.hung = _Hung(_the_only(watch.grown), event.seconds)
         watch.is_silent = False
         watch.is_unbounded |= event.activity in UNBOUNDED_WORK | self._without_limit
-        if event.stacks is not None and watch.is_looked_at:
-            watch.is_looked_at = False
-            self._look(worker, watch, event, clock)
+        if event.stacks is not None and watch.is_for_status:
+            watch.is_for_status = False
+            self._log_standing(worker, watch, event, clock)
         else:
             watch.stacks = event.stacks or watch.stacks
         if watch.hung is not None and _moves(watch.hung, event):
             self._moves_again(worker, watch)
         is_known = watch.stacks is not None and (bool(watch.stacks.where) or not self._is_starting(worker))
         if not is_known and watch.hung is None and self._is_suspect(worker, event, clock):
-            watch.is_looked_at = False
+            watch.is_for_status = False
             return True
-        if watch.looked is not None or not self._stands(worker, event.activity, event.positions, clock):
+        if watch.where is not None or not self._is_standing(worker, event.activity, event.positions, clock):
             return False
-        if worker.id not in self._looked_at and len(self._looked_at) >= MOST_LOOKED_AT:
+        if worker.id not in self._asked_for_status and len(self._asked_for_status) >= MOST_LOOKED_AT:
             return False
-        self._looked_at.add(worker.id)
-        watch.is_looked_at = True
+        self._asked_for_status.add(worker.id)
+        watch.is_for_status = True
         return True
 
-    def _look(self, worker: Worker, watch: _Watch, event: HeartbeatReceived, clock: float) -> None:
-        """Ask a worker that has not changed for long where it is."""
-        if event.stacks is not None and self._stands(worker, event.activity, event.positions, clock):
-            watch.looked = event.stacks.where
-            at = f", at {watch.looked}" if watch.looked else ""
+    def _log_standing(self, worker: Worker, watch: _Watch, event: HeartbeatReceived, clock: float) -> None:
+        """Log where a worker is that has not changed for long, by the stacks that it has sent."""
+        if event.stacks is not None and self._is_standing(worker, event.activity, event.positions, clock):
+            watch.where = event.stacks.where
+            at = f", at {watch.where}" if watch.where else ""
             text = f"has done the same for {clock - watch.same_since:.0f} s ({event.activity}){at}"
             self._out.log(f"Worker {self._settings.name_of(worker.id)} {text}")
 
-    def _stands(self, worker: Worker, activity: str, positions: Sequence[Position], clock: float) -> bool:
+    def _is_standing(self, worker: Worker, activity: str, positions: Sequence[Position], clock: float) -> bool:
         """Return whether a worker has not changed, and not waited, for longer than users expect."""
         watch = self._watch(worker)
         usual = min(STANDS, self._settings.step_timeout / 2)
@@ -195,15 +195,16 @@ class Hangs:
         found = [
             worker
             for worker in self._workers.all()
-            if clock - worker.heard_at <= SILENCE and self._stands(worker, worker.activity, worker.positions, clock)
+            if clock - worker.heard_at <= SILENCE
+            and self._is_standing(worker, worker.activity, worker.positions, clock)
         ]
-        found.sort(key=lambda worker: (not self._watch(worker).looked, self._watch(worker).same_since, worker.id))
+        found.sort(key=lambda worker: (not self._watch(worker).where, self._watch(worker).same_since, worker.id))
         shown = (
             StandingWorker(
                 self._settings.pod_of(worker.id),
                 round(clock - self._watch(worker).same_since, 1),
                 worker.activity,
-                self._watch(worker).looked or "",
+                self._watch(worker).where or "",
                 self._settings.number_in_pod(worker.id),
             )
             for worker in found[:MOST_LOOKED_AT]
@@ -216,14 +217,14 @@ class Hangs:
         if event.positions != worker.positions:
             return False
         has_work = bool(event.positions) or (event.activity in STARTING and self._is_starting(worker))
-        if has_work and self._stood(worker, event.seconds, clock) > soon:
+        if has_work and self._seconds_in_minibatch(worker, event.seconds, clock) > soon:
             return True
         may_be_held_up = self._may_be_held_up(worker, soon, clock)
-        if may_be_held_up and self._held_up(worker, self._seconds_waited_for(), clock) > soon:
+        if may_be_held_up and self._seconds_held_up(worker, self._seconds_waited_for(), clock) > soon:
             return True
-        return self._behind(worker, clock) > self._patience / 2
+        return self._seconds_behind(worker, clock) > self._patience / 2
 
-    def _stood(self, worker: Worker, seconds: Mapping[str, float], clock: float) -> float:
+    def _seconds_in_minibatch(self, worker: Worker, seconds: Mapping[str, float], clock: float) -> float:
         """Return the seconds of a worker in one minibatch, without waits for other members and checkpoints."""
         return clock - worker.moved_at - max(0.0, self._waited(seconds) - self._watch(worker).waited)
 
@@ -238,12 +239,12 @@ class Hangs:
         """Return whether a worker may have delayed the others for more than `seconds`: it neither moved nor waited."""
         return not worker.collective_seconds and (not worker.positions or clock - worker.moved_at > seconds)
 
-    def _held_up(self, worker: Worker, waited_for: Mapping[int, float], clock: float) -> float:
+    def _seconds_held_up(self, worker: Worker, waited_for: Mapping[int, float], clock: float) -> float:
         """Return the seconds for which a worker has not moved and all other members of its group have waited for it."""
         seconds = min(waited_for.get(worker.id, 0.0), clock - self._watch(worker).unlimited_at)
         return min(seconds, clock - worker.moved_at) if worker.positions else seconds
 
-    def _behind(self, worker: Worker, clock: float) -> float:
+    def _seconds_behind(self, worker: Worker, clock: float) -> float:
         """Return the seconds for which a worker has waited in a group that is over and that the others have left."""
         watch, newest = self._watch(worker), self._groups.newest_version
         if worker.activity != Activity.COLLECTIVE or not 0 < worker.group_version < newest:
@@ -277,7 +278,7 @@ class Hangs:
         watch = self._watches.get(worker.id)
         if watch is None or watch.incarnation != worker.incarnation:
             watch = self._watches[worker.id] = _Watch(worker.incarnation, worker.heard_at)
-            self._looked_at.discard(worker.id)
+            self._asked_for_status.discard(worker.id)
         return watch
 
     # Judging --------------------------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ class Hangs:
         """
         known = {worker.id for worker in self._workers.all()}
         self._watches = {worker_id: watch for worker_id, watch in self._watches.items() if worker_id in known}
-        self._looked_at &= known
+        self._asked_for_status &= known
         waited_for = self._seconds_waited_for()
         for worker in self._workers.all():
             has_task = self._work.leases.num_of_worker(worker.id) > 0
@@ -299,14 +300,14 @@ class Hangs:
             if self._watch(worker).hung is not None or clock - worker.heard_at > SILENCE:
                 continue
             threshold = self._threshold(worker, worker.activity)
-            stood = self._stood(worker, worker.seconds, clock)
+            stood = self._seconds_in_minibatch(worker, worker.seconds, clock)
             if stood > threshold and has_task:
                 self._hangs(worker, stood, threshold, "in one minibatch", clock)
             elif stood > threshold and (self._watch(worker).stacks or _NO_STACKS).where:
                 self._hangs(worker, stood, threshold, "starting", clock)
-            elif (held_up := self._held_up(worker, waited_for, clock)) > threshold:
+            elif (held_up := self._seconds_held_up(worker, waited_for, clock)) > threshold:
                 self._hangs(worker, held_up, threshold, "all others wait for it", clock)
-            elif (behind := self._behind(worker, clock)) > self._patience:
+            elif (behind := self._seconds_behind(worker, clock)) > self._patience:
                 self._hangs(worker, behind, self._patience, "in a collective of a group that is over", clock)
 
     def _threshold(self, worker: Worker, activity: str) -> float:

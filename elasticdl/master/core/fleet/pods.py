@@ -270,7 +270,7 @@ class Pods:
         planned = [pending.slot for pending in self._pending.values() if pending.role is role]
         return [record.slot for record in self.living(role)] + planned
 
-    def succeed(self, record: PodRecord, due_at: float, cause: int) -> None:
+    def plan_successor(self, record: PodRecord, due_at: float, cause: int) -> None:
         """Plan the successor of a pod that was lost by the event `cause`."""
         self._plan(_pending(due_at, record.role, record.slot, cause))
 

@@ -211,9 +211,9 @@ class Registration:
         if self._workers.known(event.worker_id, event.incarnation, clock) is None:
             self._out.reply(event.call, UnknownWorker("register first"))
             return
-        self._work.evaluations.told(event.step, event.metrics)
+        self._work.evaluations.record(event.step, event.metrics)
         self._out.persist()
-        self._out.measured(event.step, event.metrics)
+        self._out.report_evaluation(event.step, event.metrics)
         self._out.reply(event.call, Accepted(self._work.tasks.model_version))
 
     def _training_stop_requested(self, event: TrainingStopRequested, clock: float) -> None:
@@ -318,7 +318,7 @@ class Members:
             if is_new_model or not event.steps:
                 self._work.model_was_lost()
             version = self._work.tasks.model_version
-            self._reconciler.told(event.applied)
+            self._reconciler.on_group_content(event.applied)
             members = self._groups.formed_members
             # With a fixed global batch the others train what rank 0 leases and would never finish their own leases.
             holders = members[:1] if self._settings.fixed_global_batch else members

@@ -16,18 +16,18 @@ class Candidate:
 
     Attributes:
         ready_at: Since when it is in no group; None if it has not reported that.
-        told: Newest version sent to it of a group that it is in; 0 if none, so it still waits.
+        sent_version: Newest version sent to it of a group that it is in; 0 if none, so it still waits.
     """
 
     id: int
     incarnation: int
     address: str
     ready_at: float | None = None
-    told: int = 0
+    sent_version: int = 0
 
     @property
     def is_ready(self) -> bool:
-        return self.ready_at is not None and not self.told
+        return self.ready_at is not None and not self.sent_version
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,9 @@ class WorkerGroups:
             known = self._candidates[event.worker_id] = Candidate(event.worker_id, event.incarnation, event.address)
         known.address = event.address
         known.ready_at = clock
-        known.told = 0 if event.left >= known.told else known.told  # otherwise it is on its way into that group
+        known.sent_version = (
+            0 if event.left >= known.sent_version else known.sent_version
+        )  # otherwise it is on its way into that group
         self._note(known)
         planned = self.planned
         if planned is not None and event.left == planned.version and planned.has(event.worker_id, event.incarnation):
@@ -120,8 +122,8 @@ class WorkerGroups:
         """Keep the call of a known worker that waits for a newer group than the one it knows."""
         self._answer_watch(event.worker_id, NoLeaseNow())
         candidate = self._candidates.get(event.worker_id)
-        if candidate is not None and candidate.told > event.known_version:
-            candidate.told = 0  # the last answer has not reached it
+        if candidate is not None and candidate.sent_version > event.known_version:
+            candidate.sent_version = 0  # the last answer has not reached it
         if candidate is not None:
             self._note(candidate)
         self._watches[event.worker_id] = Watch(event.call, clock, event.known_version)
@@ -151,7 +153,7 @@ class WorkerGroups:
         for member in group.members:
             self._has_heard(member.worker_id, group)
         self._suspects.has_formed(member.worker_id for member in group.members)
-        self._write_down(group, before, clock)
+        self._log_formed(group, before, clock)
         self._broken_by = 0
         restored = f"that of {event.restored_from}" if event.restored_from else "the initial one"
         origin = "" if has_source and not event.restored_from else restored
@@ -166,7 +168,7 @@ class WorkerGroups:
         self._out.persist()
         return is_new
 
-    def _write_down(self, group: WorkerGroup, before: int, clock: float) -> None:
+    def _log_formed(self, group: WorkerGroup, before: int, clock: float) -> None:
         """Log the event of a formed group."""
         joined = [self._settings.subject_of(member.worker_id) for member in group.members if not member.is_source]
         cause = self._broken_by or max((self._out.events.newest(subject) for subject in joined), default=0)
@@ -353,7 +355,7 @@ class WorkerGroups:
     def _has_heard(self, worker_id: int, group: WorkerGroup) -> None:
         candidate = self._candidates.get(worker_id)
         if candidate is not None and group.has(worker_id, candidate.incarnation):
-            candidate.told = group.version
+            candidate.sent_version = group.version
             self._note(candidate)
 
     def _note(self, candidate: Candidate) -> None:

@@ -40,7 +40,7 @@ _OF_SURROUNDINGS = re.compile(
     r"CUDA|cuDNN|NCCL|gloo|memory|connect|timed? ?out|unavailable|killed by|reach|replaced|://", re.IGNORECASE
 )
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-MAX_SKIPS_TOLD = 20  # logged one by one; after that one of this number is logged
+MAX_SKIPS_LOGGED = 20  # logged one by one; after that one of this number is logged
 
 
 class RetryBudget:
@@ -286,7 +286,7 @@ class Losses:
             self._ending.fail(f"{what}{_ADVICE}{own_advice or advice}", cause=cause)
         elif is_new:
             self._num_skips += 1
-            if self._num_skips <= MAX_SKIPS_TOLD or self._num_skips % MAX_SKIPS_TOLD == 0:
+            if self._num_skips <= MAX_SKIPS_LOGGED or self._num_skips % MAX_SKIPS_LOGGED == 0:
                 self._out.log(f"{what}; it is left out of the model, number {self._num_skips}", Level.WARNING)
         elif not is_skipped:
             self._out.log(what, Level.WARNING)

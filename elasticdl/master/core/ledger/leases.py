@@ -87,7 +87,7 @@ class Leases:
         """For the journal: the newest lease id of all generations; None if unknown."""
         return self.newest if self._counter else self.newest_before
 
-    def may_be_of_earlier_life(self, lease_id: int) -> bool:
+    def may_be_of_earlier_generation(self, lease_id: int) -> bool:
         """Return whether an earlier generation of the master can have granted a lease; its journal may lack some."""
         generation, counter = divmod(lease_id, 1 << 32)
         if generation >= self.generation or lease_id <= self.floor:

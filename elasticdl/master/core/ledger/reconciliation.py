@@ -40,7 +40,7 @@ class Reconciler:
         self._may_doubt = self.is_asked or settings.has_tensorflow_servers
         self.in_doubt = self._may_doubt
         self.num_repeated = 0  # pushes applied twice, as far as printed
-        self._num_told_repeated = 0  # AllReduce: by the last formed group
+        self._num_reported_repeated = 0  # AllReduce: by the last formed group
         self._num_questions = 0
         self._open: int | None = None
         self._retry_at = 0.0
@@ -62,7 +62,7 @@ class Reconciler:
             return
         if not self.is_asked:
             if not self.in_doubt or not self._may_doubt:
-                self._cover(self._num_told_repeated)
+                self._cover(self._num_reported_repeated)
         elif partition is not None and self._open is None and clock >= self._retry_at:
             self._num_questions += 1
             self._open = self._num_questions
@@ -83,9 +83,9 @@ class Reconciler:
         self._work.reconcile(intersection(list(event.sets.values())))
         self._cover(max(one.num_repeated for one in event.sets.values()))
 
-    def told(self, applied: CommittedSet) -> None:
+    def on_group_content(self, applied: CommittedSet) -> None:
         """AllReduce: take over what the members of a group report about their model."""
-        self._num_told_repeated = max(self._num_told_repeated, applied.num_repeated)
+        self._num_reported_repeated = max(self._num_reported_repeated, applied.num_repeated)
         self._work.reconcile(applied)
 
     def _failed(self, event: AppliedSetsUnreadable, clock: float) -> None:

@@ -229,7 +229,7 @@ class Work:
     def hold(self, worker_id: int, held: ReportedLease, clock: float) -> None:
         """Hold a reported lease of an earlier generation of the master; of two of a task the newer one counts."""
         lease = held.lease
-        if not self.leases.may_be_of_earlier_life(lease.id):
+        if not self.leases.may_be_of_earlier_generation(lease.id):
             return  # of a model that has lost something since, or not of a generation of this master
         other = self.leases.of_task(key_of(lease))
         if other is not None and other.id < lease.id:
@@ -466,7 +466,7 @@ class Work:
                 f"{done.num_records} records",
                 Level.WARNING,
             )
-        self._out.measured(done.step, self.evaluations.results)
+        self._out.report_evaluation(done.step, self.evaluations.results)
         self._decide(done.step)
 
     def _decide(self, step: int) -> None:

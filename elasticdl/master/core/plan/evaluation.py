@@ -245,7 +245,7 @@ class Evaluations:
         """Return (shard, record) of all quarantined records."""
         return [(self._slices[task].name, r) for task in sorted(self._quarantine) for r in sorted(self.excluded(task))]
 
-    def told(self, step: int, results: Mapping[str, float]) -> None:
+    def record(self, step: int, results: Mapping[str, float]) -> None:
         """Record the results of an evaluation outside of the rounds."""
         self.results, self.results_step = dict(results), step
 
