@@ -191,8 +191,8 @@ class FormedGroup:
             )
             try:
                 self.check()
-                meeting.tell(f"linked/{self.rank}", b"" if device == "cpu" else nccl.identity(device))
-                devices = meeting.learn([f"linked/{rank}" for rank in range(self.size)], _left(end))
+                meeting.publish(f"linked/{self.rank}", b"" if device == "cpu" else nccl.identity(device))
+                devices = meeting.wait_for([f"linked/{rank}" for rank in range(self.size)], _left(end))
                 links |= self._place.take_links(self.version)
                 if len(links) != self.size - 1:
                     raise RuntimeError(f"it has {len(links)} of {self.size - 1} connections")

@@ -256,12 +256,12 @@ def store_of(meeting: Rendezvous, timeout_s: float) -> Any:
 
     class MeetingStore(engine_module().Store):  # type: ignore[misc]
         def set(self, key: str, value: bytes) -> None:
-            meeting.tell(key, value)
+            meeting.publish(key, value)
 
         def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-            meeting.learn(keys, timeout_s)
+            meeting.wait_for(keys, timeout_s)
 
         def get(self, key: str) -> bytes:
-            return meeting.learn([key], timeout_s)[0]
+            return meeting.wait_for([key], timeout_s)[0]
 
     return MeetingStore()

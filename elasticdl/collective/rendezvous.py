@@ -286,7 +286,7 @@ class RendezvousServer:
         table.value_bytes += sum(len(name) + len(value) for name, value in message.values.items())
         if twice or table.value_bytes > _MAX_VALUE_BYTES:
             what = f"'{twice[0]}' twice" if twice else "too much"
-            self._break(peer.version, f"rank {peer.rank} has told {what}")
+            self._break(peer.version, f"rank {peer.rank} published {what}")
             raise ValueError("refused")
         table.values |= message.values
         if message.wants is not None:
@@ -392,11 +392,11 @@ class Rendezvous:
         self._unread = b""
         self._send({"version": version, "rank": rank})
 
-    def tell(self, name: str, value: bytes) -> None:
+    def publish(self, name: str, value: bytes) -> None:
         """Publish a value for the other members; each name once."""
         self._send({"tell": {name: value.hex()}})
 
-    def learn(self, names: list[str], timeout_s: float) -> list[bytes]:
+    def wait_for(self, names: list[str], timeout_s: float) -> list[bytes]:
         """Return the values of these names; wait until all are published.
 
         Raises:

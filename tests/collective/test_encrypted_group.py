@@ -174,8 +174,8 @@ def test_a_meeting_of_the_other_kind_is_refused() -> None:
     with pytest.raises(HandshakeError, match="the other end encrypts what it sends"):
         Rendezvous(place.address, TOKEN, 1, 0, WITHIN_S)
     meeting = Rendezvous(place.address, TOKEN, 1, 0, WITHIN_S, encrypts=True)
-    meeting.tell("a", b"x" * 100_000)
-    assert meeting.learn(["a"], WITHIN_S) == [b"x" * 100_000]
+    meeting.publish("a", b"x" * 100_000)
+    assert meeting.wait_for(["a"], WITHIN_S) == [b"x" * 100_000]
     meeting.close(farewell=True)
     place.close()
 

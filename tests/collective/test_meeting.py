@@ -28,41 +28,41 @@ def place() -> Iterator[RendezvousServer]:
 
 def test_what_is_reported_later_is_waited_for(place: RendezvousServer) -> None:
     first, second = (Rendezvous(place.address, TOKEN, 1, rank, 5.0) for rank in (0, 1))
-    first.tell("a", b"\x00\xff")
+    first.publish("a", b"\x00\xff")
     with ThreadPoolExecutor(1) as pool:
-        learned = pool.submit(second.learn, ["a", "b"], 5.0)
-        first.tell("b", b"")
+        learned = pool.submit(second.wait_for, ["a", "b"], 5.0)
+        first.publish("b", b"")
         assert learned.result(30.0) == [b"\x00\xff", b""]
     first.close(farewell=True)
-    second.tell("c", b"late")  # a farewell breaks nothing
-    assert second.learn(["c", "a"], 5.0) == [b"late", b"\x00\xff"]
+    second.publish("c", b"late")  # a farewell breaks nothing
+    assert second.wait_for(["c", "a"], 5.0) == [b"late", b"\x00\xff"]
     second.close(farewell=True)
 
 
 def test_groups_know_nothing_of_each_other(place: RendezvousServer) -> None:
     old, new = (Rendezvous(place.address, TOKEN, version, 0, 5.0) for version in (1, 2))
-    old.tell("a", b"1")
-    new.tell("a", b"2")
-    assert old.learn(["a"], 5.0) == [b"1"]
+    old.publish("a", b"1")
+    new.publish("a", b"2")
+    assert old.wait_for(["a"], 5.0) == [b"1"]
     old.close(farewell=False)
-    assert new.learn(["a"], 5.0) == [b"2"]
+    assert new.wait_for(["a"], 5.0) == [b"2"]
     new.close(farewell=True)
     again = Rendezvous(place.address, TOKEN, 3, 0, 5.0)
     with pytest.raises(TimeoutError):
-        again.learn(["a"], 0.05)
+        again.wait_for(["a"], 0.05)
     again.close(farewell=True)
 
 
 def test_one_that_goes_without_a_farewell_is_missed_by_all_at_once(place: RendezvousServer) -> None:
     waiting, dying = (Rendezvous(place.address, TOKEN, 7, rank, 5.0) for rank in (0, 1))
     with ThreadPoolExecutor(1) as pool:
-        learned = pool.submit(waiting.learn, ["never"], 60.0)
+        learned = pool.submit(waiting.wait_for, ["never"], 60.0)
         dying.close(farewell=False)
         with pytest.raises(RuntimeError, match="rank 1 has gone"):
             learned.result(30.0)
     late = Rendezvous(place.address, TOKEN, 7, 2, 5.0)
     with pytest.raises(RuntimeError, match="rank 1 has gone"):
-        late.learn(["never"], 60.0)
+        late.wait_for(["never"], 60.0)
     for meeting in (waiting, late):
         meeting.close(farewell=True)
 
@@ -70,7 +70,7 @@ def test_one_that_goes_without_a_farewell_is_missed_by_all_at_once(place: Rendez
 def test_a_wait_can_be_interrupted(place: RendezvousServer) -> None:
     meeting = Rendezvous(place.address, TOKEN, 1, 0, 5.0)
     with ThreadPoolExecutor(1) as pool:
-        learned = pool.submit(meeting.learn, ["never"], 60.0)
+        learned = pool.submit(meeting.wait_for, ["never"], 60.0)
         meeting.interrupt()
         with pytest.raises(OSError):
             learned.result(30.0)
@@ -81,8 +81,8 @@ def is_sound(place: RendezvousServer) -> bool:
     """A group of two meets there, as if nothing had been."""
     version = next(VERSIONS)
     one, other = (Rendezvous(place.address, TOKEN, version, rank, 5.0) for rank in (0, 1))
-    one.tell("a", b"x")
-    found = other.learn(["a"], 5.0)
+    one.publish("a", b"x")
+    found = other.wait_for(["a"], 5.0)
     for meeting in (one, other):
         meeting.close(farewell=True)
     return found == [b"x"]
@@ -170,19 +170,19 @@ def test_a_huge_version_that_breaks_stops_no_other_group(place: RendezvousServer
     visitor(place, (1 << 63) - 1).close()
     late = Rendezvous(place.address, TOKEN, (1 << 63) - 1, 1, 5.0)
     with pytest.raises(RuntimeError, match="rank 0 has gone"):
-        late.learn(["never"], 5.0)
+        late.wait_for(["never"], 5.0)
     late.close(farewell=True)
     assert is_sound(place)
 
 
 def test_a_name_is_reported_once(place: RendezvousServer) -> None:
     first, second, third = (Rendezvous(place.address, TOKEN, 4, rank, 5.0) for rank in range(3))
-    first.tell("listener/0", b"first")
-    assert third.learn(["listener/0"], 5.0) == [b"first"]
-    second.tell("listener/0", b"second")
-    with pytest.raises(RuntimeError, match="rank 1 has told 'listener/0' twice"):
-        third.learn(["never"], 5.0)
-    assert third.learn(["listener/0"], 5.0) == [b"first"]
+    first.publish("listener/0", b"first")
+    assert third.wait_for(["listener/0"], 5.0) == [b"first"]
+    second.publish("listener/0", b"second")
+    with pytest.raises(RuntimeError, match="rank 1 published 'listener/0' twice"):
+        third.wait_for(["never"], 5.0)
+    assert third.wait_for(["listener/0"], 5.0) == [b"first"]
     for meeting in (first, second, third):
         meeting.close(farewell=True)
 
@@ -190,8 +190,8 @@ def test_a_name_is_reported_once(place: RendezvousServer) -> None:
 def test_a_rank_that_is_there_is_not_taken_by_a_second(place: RendezvousServer) -> None:
     member = Rendezvous(place.address, TOKEN, 5, 1, 5.0)
     assert is_shown_out(visitor(place, 5, 1))
-    member.tell("a", b"x")
-    assert member.learn(["a"], 5.0) == [b"x"]
+    member.publish("a", b"x")
+    assert member.wait_for(["a"], 5.0) == [b"x"]
     member.close(farewell=True)
 
 
@@ -199,13 +199,13 @@ def test_one_that_takes_no_answers_blocks_no_other(place: RendezvousServer) -> N
     """It asks for more than its connection holds, again and again, and reads nothing."""
     told = Rendezvous(place.address, TOKEN, 6, 0, 5.0)
     for number in range(20):
-        told.tell(f"large/{number}", bytes(100_000))
+        told.publish(f"large/{number}", bytes(100_000))
     names = ", ".join(f'"large/{number}"' for number in range(20))
     greedy = visitor(place, 6, 1)
     for _ in range(10):
         greedy.sendall(f'{{"learn": [{names}]}}\n'.encode())
     assert is_sound(place)
-    assert [len(value) for value in told.learn(["large/0"], 5.0)] == [100_000]
+    assert [len(value) for value in told.wait_for(["large/0"], 5.0)] == [100_000]
     greedy.close()
     told.close(farewell=True)
 
@@ -265,7 +265,7 @@ def test_a_closed_server_frees_all_peers(place: RendezvousServer) -> None:
     meeting = Rendezvous(place.address, TOKEN, 1, 1, 5.0)
     place.close()
     with pytest.raises(OSError):
-        meeting.learn(["a"], 5.0)
+        meeting.wait_for(["a"], 5.0)
     meeting.close(farewell=True)
 
     def is_closed() -> bool:

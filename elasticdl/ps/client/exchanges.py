@@ -40,7 +40,7 @@ class TooStale(Exception):
     """Too many updates were applied since the values were pulled: pull and compute again, push under the same name."""
 
     def __init__(self, ps_id: int) -> None:
-        super().__init__(f"PS {ps_id} has gone on too far since the pull")
+        super().__init__(f"PS {ps_id} has applied too many updates since the pull")
         self.ps_id = ps_id
 
 

@@ -92,7 +92,7 @@ class LeasedBatches:
     def __init__(
         self,
         session: GroupSession,
-        feeder: BatchPrefetcher,
+        batch_prefetcher: BatchPrefetcher,
         tasks: TaskStream,
         failures: TaskFailures,
         skips_not_finite: bool,
@@ -106,7 +106,7 @@ class LeasedBatches:
         self._link, self._reporter = failures.link, failures.reporter
         self._leases = self._link.leases
         self._session = session
-        self._feeder = feeder
+        self._batch_prefetcher = batch_prefetcher
         self._tasks = tasks
         self._failures = failures
         self._skips_not_finite = skips_not_finite
@@ -119,7 +119,7 @@ class LeasedBatches:
         self._is_unsure = False  # whether the master may have ended the leases held
 
     def start(self) -> None:
-        self._feeder.start()
+        self._batch_prefetcher.start()
 
     def entered(self) -> None:
         """Queue again the minibatches that the model of the new group lacks."""
@@ -139,7 +139,7 @@ class LeasedBatches:
         if self._is_unsure:
             return []
         while self._at_hand is None and self._other is None and not self.is_over:
-            item = self._feeder.take(patience_s)
+            item = self._batch_prefetcher.take(patience_s)
             if item is None:
                 break
             self._sort(item)
@@ -158,7 +158,7 @@ class LeasedBatches:
 
     def other_is_done(self) -> None:
         self._other = None
-        self._feeder.resume()
+        self._batch_prefetcher.resume()
 
     def agree(self, plan: StepPlan) -> bool:
         if self._is_unsure:  # a report under an ended lease would be rejected, and end this group as well
@@ -172,7 +172,7 @@ class LeasedBatches:
         return self._at_hand[1]
 
     def next_part(self) -> tuple[MinibatchName, Batch] | None:
-        batch = self._feeder.next_batch()
+        batch = self._batch_prefetcher.next_batch()
         held = None if batch is None else self._leases.get(batch.lease)
         if batch is None or held is None:
             return None
@@ -245,7 +245,7 @@ class LeasedBatches:
         self._ends.clear()
         self._known.clear()
         self._names.clear()
-        self._feeder.restart(lambda: [held for held in self._leases.held() if held.lease.type == pb.TRAINING])
+        self._batch_prefetcher.restart(lambda: [held for held in self._leases.held() if held.lease.type == pb.TRAINING])
 
     def _sort(self, item: Item) -> None:
         match item:
@@ -265,7 +265,7 @@ class LeasedBatches:
             case Failed(error=error):
                 self._forget(error.lease)
                 self._failures.feed_failed(error, self._tasks)
-                self._feeder.resume()
+                self._batch_prefetcher.resume()
             case Unreadable(held=unread, error=cause):
                 self._forget(unread.id)
                 self._failures.unreadable(unread, cause)

@@ -71,9 +71,9 @@ class GlobalBatches:
         self,
         spec: JobSpec,
         session: GroupSession,
-        drawer: LeasePrefetcher,
+        lease_prefetcher: LeasePrefetcher,
         leases: LocalLeases,
-        feeder: BatchPrefetcher,
+        batch_prefetcher: BatchPrefetcher,
         failures: TaskFailures,
         num_per_epoch: int,
     ) -> None:
@@ -86,9 +86,9 @@ class GlobalBatches:
         self.is_over = False
         self._link, self._reporter = failures.link, failures.reporter
         self._session = session
-        self._drawer = drawer
+        self._lease_prefetcher = lease_prefetcher
         self._local = leases
-        self._feeder = feeder
+        self._batch_prefetcher = batch_prefetcher
         self._failures = failures
         self._minibatch_size = spec.minibatch_size
         num_per_step = spec.fixed_global_batch // spec.minibatch_size
@@ -107,8 +107,8 @@ class GlobalBatches:
         self._offered: Sequence[StepOrder] = ()
 
     def start(self) -> None:
-        self._drawer.start()
-        self._feeder.start()
+        self._lease_prefetcher.start()
+        self._batch_prefetcher.start()
 
     def entered(self) -> None:
         """Rebuild the queue from the leases of rank 0."""
@@ -116,7 +116,7 @@ class GlobalBatches:
         self._schedule.clear()
         self._batches.clear()
         self._closes = NO_EPOCH
-        self._restart_feeder()
+        self._restart_prefetcher()
         self._to_share = []
         if self._session.rank == 0 and self._session.is_begun_anew:
             self._link.drop_ended_leases()  # a failure under an ended lease could not be reported
@@ -210,7 +210,7 @@ class GlobalBatches:
     # Leases ---------------------------------------------------------------------------------------------------------
 
     def _draw(self, timeout_s: float) -> None:
-        for held in self._drawer.take(timeout_s):
+        for held in self._lease_prefetcher.take(timeout_s):
             if held is None:
                 self.is_over = True
             elif held.lease.type != pb.TRAINING or held.lease.merged:
@@ -323,7 +323,7 @@ class GlobalBatches:
         self._schedule.remove(is_out)
         self._batches.clear()  # the steps are cut differently now
         kept = [held.lease for held in self._local.leases.held() if not is_out(held.lease)]
-        self._restart_feeder()
+        self._restart_prefetcher()
         for lease in kept:
             self._local.leases.add(lease)
         self._feed()
@@ -336,9 +336,9 @@ class GlobalBatches:
                 self._link.fail(held.id, failure.n, failure.error, failure.details, list(failure.bad_records))
                 self._link.leases.remove(held.id)
 
-    def _restart_feeder(self) -> None:
+    def _restart_prefetcher(self) -> None:
         self._local.take_all_back()
-        self._feeder.restart(tuple)
+        self._batch_prefetcher.restart(tuple)
         self._fed.clear()
         self._ended.clear()
 
@@ -365,7 +365,7 @@ class GlobalBatches:
         held = self._local.leases.get(wanted.lease)
         is_last = held is not None and wanted.name == self._names(held.lease)[-1]
         while wanted.lease not in self._ended and (is_last or wanted.name not in self._batches):
-            item = self._feeder.take(_INPUT_S) if not self._is_failing else None
+            item = self._batch_prefetcher.take(_INPUT_S) if not self._is_failing else None
             if item is None or not self._sort(item):
                 return None
         if held is not None and is_last and self._ended[wanted.lease].n > wanted.name.n + 1:
@@ -396,7 +396,7 @@ class GlobalBatches:
             case Failed(error=error):
                 failed = next((p.name for p in self._schedule if p.lease == error.lease), None)
                 if failed is None:
-                    self._feeder.resume()  # an item of a task that has already failed
+                    self._batch_prefetcher.resume()  # an item of a task that has already failed
                     return True
                 self._failure = BatchFailure(
                     failed.epoch, failed.task, error.n, str(error), error.details, error.bad_records
@@ -408,7 +408,7 @@ class GlobalBatches:
             case Broke(error=end):
                 raise end
             case Other() | Over():
-                raise AssertionError("the feeder draws from shared leases alone")
+                raise AssertionError("the prefetcher takes batches of shared leases only")
         return True
 
 

@@ -435,13 +435,15 @@ def _supply(
     link = failures.link
     if spec.fixed_global_batch:
         local = LocalLeases()
-        drawer = LeasePrefetcher(InterruptibleLeases(link))
-        feeder = BatchPrefetcher(stream(local), local, framework)
-        return GlobalBatches(spec, session, drawer, local, feeder, failures, link.register().plan.num_minibatches)
+        lease_prefetcher = LeasePrefetcher(InterruptibleLeases(link))
+        batch_prefetcher = BatchPrefetcher(stream(local), local, framework)
+        return GlobalBatches(
+            spec, session, lease_prefetcher, local, batch_prefetcher, failures, link.register().plan.num_minibatches
+        )
     requests = InterruptibleLeases(link)
     training = stream(requests)
-    feeder = BatchPrefetcher(training, requests, framework)
-    return LeasedBatches(session, feeder, training, failures, spec.skips_not_finite)
+    batch_prefetcher = BatchPrefetcher(training, requests, framework)
+    return LeasedBatches(session, batch_prefetcher, training, failures, spec.skips_not_finite)
 
 
 def _samples(

@@ -128,7 +128,7 @@ class BatchPrefetcher:
         self._is_paused = False
         self._is_restarting = False
         self._is_broken = False
-        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="batch-prefetcher", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -332,7 +332,7 @@ class LeasePrefetcher:
         self._error: BaseException | None = None  # why no more leases come
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="drawer", daemon=True).start()
+        threading.Thread(target=self._run, name="lease-prefetcher", daemon=True).start()
 
     def take(self, timeout_s: float) -> list[HeldLease | None]:
         """Return all leases that have come, waiting for the first one; None among them: the job is over.
