@@ -102,8 +102,8 @@ class KubernetesCluster:
 
     def list(self) -> list[Pod]:
         """See the port; sorted by name."""
-        shown = self._api.call("GET", self._api.namespaced("pods"), {"labelSelector": self._selector})["items"]
-        return [pod for pod in map(self._memory.read, shown) if pod is not None]
+        found = self._api.call("GET", self._api.namespaced("pods"), {"labelSelector": self._selector})["items"]
+        return [pod for pod in map(self._memory.read, found) if pod is not None]
 
     def watch(self) -> Iterator[PodEvent]:
         """See the port; while the cluster does not answer, there are no events."""
@@ -134,8 +134,8 @@ class KubernetesCluster:
         """Close all watches and the connection; the pods keep running."""
         self._api.close()
 
-    def _read(self, shown: Object) -> Pod:
-        pod = self._memory.read(shown)
+    def _read(self, pod_object: Object) -> Pod:
+        pod = self._memory.read(pod_object)
         assert pod is not None, "the manifest lacks the labels of a job's pod"
         return pod
 
@@ -237,15 +237,15 @@ def resize_memory(api: ApiServer, pod: str, wanted: Object) -> int:
         ElasticDLError: the server does not resize this pod, or not in time.
     """
     path = api.namespaced(f"pods/{pod}")
-    shown = api.call("GET", path)
-    name, own = container_of(shown), container_of(wanted)
+    pod_object = api.call("GET", path)
+    name, own = container_of(pod_object), container_of(wanted)
     container = next(one for one in wanted["spec"]["containers"] if one["name"] == own)
     limit = _limit(container)
     if not limit:
         raise ElasticDLError("It has no memory limit.")
-    if _in_force(shown, name) < limit:  # otherwise it has the maximum, or an earlier attempt succeeded
+    if _in_force(pod_object, name) < limit:  # otherwise it has the maximum, or an earlier attempt succeeded
         _ask(api, path, name, container["resources"])
-        _await(api, path, shown["metadata"]["uid"], name, limit)
+        _await(api, path, pod_object["metadata"]["uid"], name, limit)
     return limit
 
 
@@ -265,27 +265,27 @@ def _ask(api: ApiServer, path: str, name: str, resources: Object) -> None:
 def _await(api: ApiServer, path: str, uid: str, name: str, limit: int) -> None:
     deadline = time.monotonic() + _IN_FORCE_S
     while True:
-        shown = api.call("GET", path)
-        if shown["metadata"]["uid"] != uid:
+        pod_object = api.call("GET", path)
+        if pod_object["metadata"]["uid"] != uid:
             raise ElasticDLError("It has ended meanwhile.")
-        if _in_force(shown, name) >= limit:
+        if _in_force(pod_object, name) >= limit:
             return
-        reason, message = _why_pending(shown)
+        reason, message = _why_pending(pod_object)
         if reason == "Infeasible" or time.monotonic() >= deadline:
             raise ElasticDLError(f"{reason or 'Deferred'}: {message or f'not in force after {_IN_FORCE_S:.0f} s'}.")
         api.pause(_LOOK_S)
 
 
-def _why_pending(shown: Object) -> tuple[str, str]:
+def _why_pending(pod_object: Object) -> tuple[str, str]:
     """Return Deferred or Infeasible, and the kubelet's message; empty once the resize has begun."""
-    for condition in shown["status"].get("conditions") or []:
+    for condition in pod_object["status"].get("conditions") or []:
         if condition["type"] == "PodResizePending" and condition["status"] == "True":
             return condition.get("reason") or "", condition.get("message") or ""
     return "", ""
 
 
-def _in_force(shown: Object, name: str) -> int:
-    statuses = shown["status"].get("containerStatuses") or []
+def _in_force(pod_object: Object, name: str) -> int:
+    statuses = pod_object["status"].get("containerStatuses") or []
     return next((_limit(status) for status in statuses if status["name"] == name), 0)
 
 

@@ -72,37 +72,37 @@ class PodCache:
         self._lock = threading.RLock()
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
-    def read(self, shown: Object) -> Pod | None:
+    def read(self, pod_object: Object) -> Pod | None:
         """Return the pod, with the cached facts; None if the object is not a pod of a job."""
-        pod = read_pod(shown)
+        pod = read_pod(pod_object)
         if pod is None:
             return None
         with self._lock:
-            record = self._noted(pod, shown)
+            record = self._noted(pod, pod_object)
             if record.end is not None and (record.end.reason is EndReason.NODE_LOST or has_ended(pod)):
                 code = pod.exit_code if record.end.exit_code is None else record.end.exit_code
                 return replace(record.end, labels=pod.labels, exit_code=code)
             if not has_ended(pod):
                 return self._living(pod, record)
-        pod = self._with_cause(pod, shown, record)
+        pod = self._with_cause(pod, pod_object, record)
         with self._lock:
             record.end = record.end or pod
             return record.end
 
-    def gone(self, pod: Pod, shown: Object | None = None) -> Pod:
+    def gone(self, pod: Pod, pod_object: Object | None = None) -> Pod:
         """Return the last state of a pod that has left the cluster.
 
         Args:
             pod: Its state when it was last read.
-            shown: Its last object; None if its removal was not seen.
+            pod_object: Its last object; None if its removal was not seen.
         """
-        if shown is not None:
-            pod = self.read(shown) or pod
+        if pod_object is not None:
+            pod = self.read(pod_object) or pod
         with self._lock:
             record = self._record(pod.uid)
             pod = record.end or pod
         if not has_ended(pod):
-            pod = self._removed(pod, shown, record)
+            pod = self._removed(pod, pod_object, record)
         elif pod.reason is EndReason.DELETED:
             pod = self._explained(pod, record)
         with self._lock:
@@ -119,17 +119,17 @@ class PodCache:
         with self._lock:
             return next((uid for uid in reversed(self._records) if self._records[uid].name == name), "")
 
-    def _noted(self, pod: Pod, shown: Object) -> _Record:
+    def _noted(self, pod: Pod, pod_object: Object) -> _Record:
         record = self._record(pod.uid)
-        record.name, record.node = pod.name, node_of(shown)
-        deletion = deletion_of(shown)
+        record.name, record.node = pod.name, node_of(pod_object)
+        deletion = deletion_of(pod_object)
         if deletion is not None and deletion != record.deletion:
             now = time.monotonic()
             record.deletion_seen_at = min(record.deletion_seen_at, now)
             record.due_at = min(record.due_at, now + deletion[1])
             record.deletion = deletion
-        record.overdue_at = record.due_at + (_OVERDUE_S if node_is_silent(shown) else _SLOW_S)
-        wait = waiting(shown)
+        record.overdue_at = record.due_at + (_OVERDUE_S if node_is_silent(pod_object) else _SLOW_S)
+        wait = waiting(pod_object)
         if wait.reason == PULL_FAILED and wait.message:
             record.pull_error = wait.message
         elif wait.reason == PULL_BACK_OFF:
@@ -148,21 +148,25 @@ class PodCache:
             return replace(pod, message="it is being deleted")
         return pod
 
-    def _with_cause(self, pod: Pod, shown: Object, record: _Record) -> Pod:
+    def _with_cause(self, pod: Pod, pod_object: Object, record: _Record) -> Pod:
         """Add what an ended pod's object lacks: the cause of its deletion, or the rest of a long error."""
-        if pod.reason is EndReason.ERROR and error_is_cut_off(shown) and (log := self._causes.end_of_log(shown)):
-            pod = replace(pod, message=why_ended(shown, log).message)
-        unexplained = pod.exit_code is None and pod.reason is EndReason.ERROR and not shown["status"].get("reason")
+        if (
+            pod.reason is EndReason.ERROR
+            and error_is_cut_off(pod_object)
+            and (log := self._causes.end_of_log(pod_object))
+        ):
+            pod = replace(pod, message=why_ended(pod_object, log).message)
+        unexplained = pod.exit_code is None and pod.reason is EndReason.ERROR and not pod_object["status"].get("reason")
         if record.deletion is None and not unexplained:
             return pod
-        if not unexplained and (pod.reason not in _BY_A_DELETION or ended_before_deletion(shown)):
+        if not unexplained and (pod.reason not in _BY_A_DELETION or ended_before_deletion(pod_object)):
             return pod
         return self._explained(pod, record)
 
-    def _removed(self, pod: Pod, shown: Object | None, record: _Record) -> Pod:
+    def _removed(self, pod: Pod, pod_object: Object | None, record: _Record) -> Pod:
         """Return the end of a pod that was removed before its end was seen."""
-        cause = disruption_of(shown) if shown is not None else Cause()
-        code = code_of(shown) if shown is not None else None
+        cause = disruption_of(pod_object) if pod_object is not None else Cause()
+        code = code_of(pod_object) if pod_object is not None else None
         if cause.reason is EndReason.NONE:
             cause = self._causes.of(pod.uid, self._deleted_for_s(record) or 0.0)
         if cause.reason is EndReason.NONE and code is None and self._causes.node_is_gone(record.node):
@@ -284,22 +288,22 @@ class PodWatch:
         for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
             yield from self._seen(EventType.MODIFIED, pod)
 
-    def _seen(self, kind: EventType, shown: Object) -> Iterator[PodEvent]:
-        uid = shown["metadata"]["uid"]
+    def _seen(self, kind: EventType, pod_object: Object) -> Iterator[PodEvent]:
+        uid = pod_object["metadata"]["uid"]
         known = self._known.get(uid)
         if kind is EventType.DELETED:
             self._leaving.pop(uid, None)
             if self._known.pop(uid, None) is not None and known is not None:
-                yield PodEvent(kind, self._memory.gone(known, shown))
+                yield PodEvent(kind, self._memory.gone(known, pod_object))
             return
-        pod = self._memory.read(shown)
+        pod = self._memory.read(pod_object)
         if pod is None:
             return
         self._known[uid] = pod
         if has_ended(pod):
             self._leaving.pop(uid, None)
-        elif shown["metadata"].get("deletionTimestamp"):
-            self._leaving[uid] = shown
+        elif pod_object["metadata"].get("deletionTimestamp"):
+            self._leaving[uid] = pod_object
         if known is None:
             yield PodEvent(EventType.ADDED, pod)
         elif known != pod:
@@ -307,9 +311,9 @@ class PodWatch:
 
     def _overdue(self) -> Iterator[PodEvent]:
         now = time.monotonic()
-        for uid, shown in list(self._leaving.items()):
+        for uid, pod_object in list(self._leaving.items()):
             if self._memory.overdue_at(uid) <= now:
-                yield from self._seen(EventType.MODIFIED, shown)
+                yield from self._seen(EventType.MODIFIED, pod_object)
 
     def _until_overdue(self) -> int:
         """Return the seconds until the next pod is overdue, from 1 to the length of a stream."""
