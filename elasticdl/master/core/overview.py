@@ -164,7 +164,7 @@ def series_point(state: JobState, work: Work, fleet: Fleet, accounting: Accounti
 
 
 def _num_workers(state: JobState) -> int:
-    """Return the number of pods whose processes have all registered."""
+    """Return the number of pods with registered processes."""
     return len({state.settings.pod_of(worker.id) for worker in state.workers.all()})
 
 

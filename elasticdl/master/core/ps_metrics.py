@@ -20,7 +20,7 @@ SHOWN = 8  # up to so many servers are listed one by one
 
 
 @dataclass(slots=True)
-class _Process:
+class _PsProcess:
     """Load of one PS process, from its heartbeats to this generation of the master."""
 
     incarnation: int
@@ -48,7 +48,7 @@ class PsMetrics:
     """The newest load of every PS, and their sums."""
 
     def __init__(self) -> None:
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, _PsProcess] = {}
         self._before: dict[int, tuple[int, PsUsage]] = {}  # incarnation and load, until its first heartbeat
         self._ended: dict[int, PsUsage] = {}  # sums over the ended incarnations of each PS
         self._logged_staleness: list[int] = []  # at the end of the last reported epoch
@@ -61,7 +61,7 @@ class PsMetrics:
             before = self._before.pop(ps_id, None) if process is None else (process.incarnation, process.newest)
             if before is not None and before[0] != incarnation:
                 self._ended[ps_id] = _sum(self._ended.get(ps_id, PsUsage()), before[1])
-            process = self._processes[ps_id] = _Process(incarnation, load, clock, (clock, load))
+            process = self._processes[ps_id] = _PsProcess(incarnation, load, clock, (clock, load))
         process.on_heartbeat(load, clock)
 
     def lost(self, ps_id: int) -> None:

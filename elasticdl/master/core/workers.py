@@ -123,7 +123,7 @@ class Workers:
         return len(list(islice((one for one in self._workers.values() if not one.is_leaving), 2))) == 1
 
     def pace(self, settings: JobSettings) -> MessagePace:
-        """Return the intervals of messages: no more than the master can handle, and short enough for hang detection."""
+        """Return the intervals of messages: longer with many workers, but short enough that none seems silent."""
         silence = min(settings.lease_timeout, settings.collective_timeout if settings.has_groups else float("inf"))
         longest, share = max(HEARTBEAT_S, min(silence / 4, LONGEST_PAUSE)), len(self._workers) / MOST_PER_SECOND
         return MessagePace(min(max(HEARTBEAT_S, share), longest), min(max(REPORT_S, share), longest))
@@ -191,7 +191,7 @@ class Workers:
         return list(self._waiting.values())
 
     def hopeful(self, shrunk: Iterable[int], all_may_hope: bool) -> list[Worker]:
-        """Return the waiting workers that may get a lease; the others certainly get none.
+        """Return the waiting workers that may get a lease; the others are known to have enough.
 
         Args:
             shrunk: Ids of workers that hold fewer leases than before.

@@ -307,7 +307,7 @@ class WorkerGroups:
             self._plan(chosen, clock)
 
     def _ending(self, chosen: list[Candidate]) -> list[Candidate]:
-        """Return workers that hold the model and must agree on the last checkpoint, if that is all that remains."""
+        """Return the holders of the model if all of them are ending and must agree on the last checkpoint."""
         if self.stands:
             return []  # they agree in the present group
         holders = [one for one in chosen if one.id in self._formed_ids()]
@@ -315,7 +315,7 @@ class WorkerGroups:
         return holders if all(worker is not None and worker.is_ending for worker in known) else []
 
     def awaited(self, clock: float, after: float = 0.0) -> list[int]:
-        """Return the processes that the first group waits for: others of their pods are ready.
+        """Return the processes that the first group waits for, because others of their pods are ready.
 
         Processes that have ended, or that are not ready after the time limit of a worker's start, are not awaited.  A
         process that was ready before may be in a group that did not form, and leaves it when the next is planned.

@@ -79,7 +79,7 @@ class Leases:
 
     @property
     def newest(self) -> int:
-        """The greatest id that was granted."""
+        """The newest granted id; if this generation has granted none, the end of earlier generations' ids."""
         return (self.generation << 32) | self._counter
 
     @property
