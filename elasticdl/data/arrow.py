@@ -1,6 +1,6 @@
-"""Parquet and Arrow (Feather) files, read by row number, and data sets of Hugging Face, which consist of them.
+"""Read Parquet and Arrow (Feather) files by row number, and Hugging Face data sets, which consist of Arrow files.
 
-A data set is a directory as `save_to_disk` leaves it, read by record number through the package `datasets`.
+Such a data set is a directory written by `save_to_disk`; it is read by record number through the package `datasets`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from elasticdl_client.storage_kinds import is_remote
 
 _log = logging.getLogger(__name__)
 _KEPT_BYTES = 256 << 20
-_LOADING = threading.Lock()  # load_from_disk makes and deletes a lock of tqdm's, which other threads then miss
+_LOADING = threading.Lock()  # load_from_disk creates and deletes a global lock of tqdm: not thread-safe
 _OPENED_AT_ONCE = 16  # Parquet files, to find the type of a column; in storage each takes tens of milliseconds
 _HINT = "The file was cut off or changed after it was written, or is of another format: write it again or remove it."
 
@@ -66,10 +66,10 @@ class ParquetFile:
         self.path = path
         self.schema = self._file.schema_arrow
         self.sizes = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
-        self._lock = threading.Lock()  # a ParquetFile is of one thread at a time
+        self._lock = threading.Lock()  # a ParquetFile is not thread-safe
 
     def chunk(self, number: int, columns: Sequence[str]) -> Any:
-        """A row group as a table."""
+        """Return a row group as a table."""
         try:
             with self._lock:
                 return self._file.read_row_group(number, columns=list(columns), use_threads=False)
@@ -82,7 +82,7 @@ class ParquetFile:
 
 
 class ArrowFile:
-    """The record batches of an Arrow file, in its file format (Feather) or that of streams."""
+    """The record batches of an Arrow file, in the file format (Feather) or the stream format."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -103,13 +103,13 @@ class ArrowFile:
             raise _unreadable("Arrow", path, error) from error
         self._lock = threading.Lock()
         self.sizes = [batch.num_rows for batch in self._batches]
-        if not self._batches:  # to count their rows, each would be read, and decompressed
+        if not self._batches:  # counting rows reads and decompresses each batch: cache the counts
             stamp = remote.stamp if remote is not None else None
             found = cached(path, "arrow", self._count_rows, stamp, lambda index: len(index["sizes"]) == self._count)
             self.sizes = found["sizes"].tolist()
 
     def chunk(self, number: int, columns: Sequence[str]) -> Any:
-        """A record batch as a table."""
+        """Return a record batch as a table."""
         table = pa.Table.from_batches([self._batch(number)])
         try:
             table.validate(full=True)
@@ -134,7 +134,7 @@ class ArrowFile:
 
 
 class PartitionedFile:
-    """A file with the columns that are in the names of its directories; one of its own of that name counts instead."""
+    """A file with the partition columns (in names of directories); the file's own columns take precedence."""
 
     def __init__(self, file: ParquetFile | ArrowFile, partitions: Partitions) -> None:
         self._file = file
@@ -149,22 +149,22 @@ class PartitionedFile:
         self.schema = pa.schema([*file.schema, *fields], file.schema.metadata)
 
     def chunk(self, number: int, columns: Sequence[str]) -> Any:
-        """A row group or record batch as a table."""
+        """Return a row group or record batch as a table."""
         table = self._file.chunk(number, [name for name in columns if name not in self._keys])
         keys = [name for name in columns if name in self._keys]
         return with_partition(table, self.sizes[number], self._partitions, self.path, keys)
 
 
 def partition_fields(partitions: Partitions, keys: Iterable[str]) -> list[Any]:
-    """The fields of keys."""
+    """Return the schema fields of partition keys."""
     return [pa.field(key, pa.int64() if partitions.dtypes[key] == "int64" else pa.string()) for key in keys]
 
 
 def with_partition(table: Any, num_rows: int, partitions: Partitions, path: str, keys: Sequence[str]) -> Any:
-    """Return a table with the values that keys have for a file.
+    """Return a table extended by the partition columns `keys`, with the values for a file.
 
     Raises:
-        DataError: one is not of its key's type.
+        DataError: A value does not have its key's type.
     """
     fields = partition_fields(partitions, keys)
     added = [pa.repeat(pa.scalar(partitions.value(path, field.name), field.type), num_rows) for field in fields]
@@ -172,7 +172,7 @@ def with_partition(table: Any, num_rows: int, partitions: Partitions, path: str,
 
 
 class Chunks:
-    """Decoded chunks of all files of a reader, the last ones used, up to a limit."""
+    """A cache for decoded chunks of all files of a reader: the most recently used ones, up to a limit."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, int], Any] = OrderedDict()
@@ -180,7 +180,7 @@ class Chunks:
         self._lock = threading.Lock()
 
     def get(self, path: str, number: int, decode: Callable[[], Any]) -> Any:
-        """A chunk of a file, decoded unless it is kept."""
+        """Return a chunk of a file; decode it unless it is cached."""
         with self._lock:
             table = self._kept.get((path, number))
             if table is not None:
@@ -205,7 +205,10 @@ class ArrowRows:
     def __init__(self, file: TableFile, selection: Selection, chunks: Chunks, known: Any) -> None:
         """
         Args:
-            known: the schema of the source; a column that has no value in this file is of its type there.
+            file: The file.
+            selection: Selected columns.
+            chunks: The cache of decoded chunks.
+            known: Schema of the source; it has the type of a column without any value in this file.
         """
         self._file = file
         self._chunks = chunks
@@ -251,7 +254,7 @@ class ArrowRows:
 def table_reader(
     source: str, paths: Sequence[str], partitions: Partitions, selection: Selection, seed: int, is_parquet: bool
 ) -> PartsReader:
-    """The `Reader` over Parquet files, or over Arrow and Feather files."""
+    """Return the `Reader` over Parquet files, or over Arrow and Feather files."""
     first, *others = sorted(paths)
     chunks = Chunks()
 
@@ -264,9 +267,9 @@ def table_reader(
 
     @functools.cache
     def schema() -> Any:
-        """The first file's; of columns without a value in it, that of the next file which has one."""
+        """Return the first file's schema; a column without values there gets its type from the next file with values."""
         found = columns_of(first)
-        at_once = _OPENED_AT_ONCE if is_parquet else 1  # a stream of Arrow is read whole
+        at_once = _OPENED_AT_ONCE if is_parquet else 1  # an Arrow stream is read completely
         with ThreadPoolExecutor(at_once, "schemas") as threads:
             for start in range(0, len(others), at_once):
                 if not any(kinds.is_null(field.type) for field in found):
@@ -292,10 +295,10 @@ def table_reader(
 
 
 def _selected(file: TableFile, selection: Selection) -> Any:
-    """Return the schema of the columns that are read, without structs.
+    """Return the schema of the selected columns, with structs flattened.
 
     Raises:
-        DataError: one is not there, or two have one name.
+        DataError: A column does not exist, or two columns have the same name.
     """
     flat = flat_schema(file.schema)
     twice, times = max(Counter(flat.names).items(), key=lambda item: item[1], default=("", 0))
@@ -305,10 +308,10 @@ def _selected(file: TableFile, selection: Selection) -> Any:
 
 
 def _with_a_type(field: Any, others: Any, path: str) -> Any:
-    """Return a field, or if it has no value the one of that name in another file.
+    """Return a field, or if it has no values, the field of that name in another file.
 
     Raises:
-        DataError: that is of a type that a record cannot hold.
+        DataError: The other field has a type that a record cannot hold.
     """
     place = others.get_field_index(field.name) if kinds.is_null(field.type) else -1
     if place < 0 or kinds.is_null(others.field(place).type):
@@ -318,7 +321,7 @@ def _with_a_type(field: Any, others: Any, path: str) -> Any:
 
 
 def with_texts_for_nothing(schema: Any, source: str) -> Any:
-    """Return a schema in which columns without any value hold texts."""
+    """Return a schema in which columns without any value are texts; warn of them."""
     empty = {field.name for field in schema if kinds.is_null(field.type)}
     for name in sorted(empty):
         _log.warning("The column %s has no value in %s and is read as texts", name, source)
@@ -326,9 +329,10 @@ def with_texts_for_nothing(schema: Any, source: str) -> Any:
 
 
 def _unreadable(kind: str, path: str, error: Exception) -> DataError:
-    """
+    """Return the error for a file with an unreadable footer.
+
     Raises:
-        DataError: it cannot even be opened.
+        DataError: The file cannot even be opened.
     """
     with contextlib.closing(open_file(path)) as file:
         size = file.size_bytes
@@ -343,15 +347,15 @@ _COLUMN_HINT = "Name the columns to read with --columns, or convert this one whe
 
 
 def flat_schema(schema: Any) -> Any:
-    """A schema with structs taken apart."""
-    fields = list(schema)  # not those of an empty table, which pyarrow makes of few types
+    """Return a schema with structs flattened."""
+    fields = list(schema)  # do not flatten an empty table: pyarrow cannot make one for all types
     while any(kinds.is_struct(field.type) for field in fields):
         fields = [inner for field in fields for inner in field.flatten()]
     return pa.schema(fields)
 
 
 def flat_table(table: Any) -> Any:
-    """A table with structs taken apart."""
+    """Return a table with structs flattened."""
     while any(kinds.is_struct(field.type) for field in table.schema):
         table = table.flatten()
     return table
@@ -361,7 +365,7 @@ def column_type(field: Any, where: str) -> ColumnType:
     """Return the type of a column's values in records.
 
     Raises:
-        DataError: a type that a record cannot hold.
+        DataError: A record cannot hold the column's type.
     """
     kind, shape = field.type, []
     while isinstance(kind, pa.BaseExtensionType):
@@ -377,14 +381,16 @@ def column_type(field: Any, where: str) -> ColumnType:
 
 
 def encode(table: Any, types: Mapping[str, ColumnType], where: str, is_exact: bool) -> list[bytes]:
-    """Each row as a serialized tf.train.Example.
+    """Return each row as a serialized tf.train.Example.
 
     Args:
-        table: without structs.
-        types: of its columns.
+        table: The rows, with structs flattened.
+        types: Types of the columns.
+        where: The file, for messages.
+        is_exact: See `Selection`.
 
     Raises:
-        DataError: a value that a record cannot hold.
+        DataError: A record cannot hold a value.
     """
     columns: dict[str, TableColumn] = {}
     for name, kind in types.items():
@@ -410,7 +416,7 @@ def _dtype(kind: Any, field: Any, where: str) -> str:
 
 def _unit(kind: Any) -> str:
     if kinds.is_timestamp(kind):
-        return "timestamp"  # `_values` makes all of them microseconds
+        return "timestamp"  # `_values` converts all of them to microseconds
     return str(kind) if kinds.is_temporal(kind) else ""
 
 
@@ -426,7 +432,7 @@ def _one_array(column: Any) -> Any:
 def _without_dictionary(array: Any) -> Any:
     if not kinds.is_dictionary(array.type):
         return array
-    if kinds.is_string_view(array.type.value_type):  # of Polars; no kernel takes values of those
+    if kinds.is_string_view(array.type.value_type):  # written by Polars; Arrow has no kernel to decode it
         array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(pa.large_string()))
     return array.dictionary_decode()
 
@@ -474,7 +480,7 @@ def _values(array: Any, kind: ColumnType) -> Any:
     if kind.dtype == "float64":
         if not kinds.is_floating(array.type):
             array = pc.cast(array, pa.float64())
-        return array.to_numpy(zero_copy_only=False)  # NaN where a value is missing
+        return array.to_numpy(zero_copy_only=False)  # NaN for a missing value
     if kinds.is_timestamp(array.type):
         array = pc.cast(array, pa.timestamp("us", array.type.tz), safe=False)
     elif kinds.is_date32(array.type) or kinds.is_time32(array.type):
@@ -487,7 +493,7 @@ def _values(array: Any, kind: ColumnType) -> Any:
 
 
 def _texts(array: Any) -> list[bytes]:
-    """The bytes of each value, cut out of Arrow's own buffer."""
+    """Return the bytes of each value, cut out of Arrow's own buffer."""
     if array.type != pa.large_binary():
         array = pc.cast(array, pa.large_binary())
     if not len(array):
@@ -511,7 +517,7 @@ class SavedDataset:
     def __init__(self, path: str, split: str, selection: Selection) -> None:
         """
         Raises:
-            DataError: it cannot be read, or has several splits and none was named.
+            DataError: The data set cannot be read, or has several splits and none was named.
         """
         datasets = need("datasets", "Hugging Face data sets", "datasets")
 
@@ -520,7 +526,7 @@ class SavedDataset:
         try:
             with _LOADING:
                 found = datasets.load_from_disk(path)
-        except Exception as error:  # any error of that package: the data cannot be read
+        except Exception as error:  # any error of the package means unreadable data
             raise DataError(
                 f"The Hugging Face data set {path}, byte 0: {str(error).splitlines()[0] if str(error) else error!r}.",
                 "Write it again with Dataset.save_to_disk.",
@@ -550,7 +556,7 @@ class SavedDataset:
 
 
 def huggingface_reader(source: str, paths: Sequence[str], selection: Selection, split: str, seed: int) -> PartsReader:
-    """The `Reader` over Hugging Face data sets on disk."""
+    """Return the `Reader` over Hugging Face data sets on disk."""
 
     first = min(paths)
 

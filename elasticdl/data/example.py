@@ -1,11 +1,11 @@
-"""Messages of tf.train.Example without TensorFlow: written by hand in protobuf's wire format, and read as columns.
+"""Encode and parse tf.train.Example messages without TensorFlow, directly in protobuf's wire format.
 
-Features are in the order of their names, so the same values give the same bytes.  `encode_example` takes one record of
-any kind; `encode_examples` takes numeric columns of many records and is about ten times as fast; columns of any kind go
-through `elasticdl.data.table_encoder`.
+Features are sorted by name, so the same values give the same bytes.  `encode_example` encodes one record of any kind;
+`encode_examples` encodes numeric columns of many records and is about ten times as fast;
+`elasticdl.data.table_encoder` encodes columns of any kind.
 
-Records of one layout, that is, which differ only in the bytes of their values, are read together by NumPy; only the
-first of each layout is walked through byte by byte.  Files written here have few layouts.
+Records with the same layout, which differ only in the bytes of their values, are parsed together by NumPy; only the
+first record of each layout is parsed byte by byte.  Files written by this module have few layouts.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _UINT64_MASK = (1 << 64) - 1
 
 
 def encode_example(features: Mapping[str, FeatureValue]) -> bytes:
-    """One serialized tf.train.Example.
+    """Return one serialized tf.train.Example.
 
     Args:
-        features: name to value or values.  bytes and str become a BytesList, integers and booleans an Int64List,
-            floats a FloatList; arrays are flattened.  An empty sequence becomes a feature without values.
+        features: Maps a name to a value or several values.  bytes and str become a BytesList, integers and booleans an
+            Int64List, floats a FloatList; arrays are flattened.  An empty sequence becomes a feature without values.
 
     Raises:
-        TypeError: if a feature has values of another type, or of several.
+        TypeError: A feature has values of another type, or of several types.
     """
     entries = [_map_entry(name.encode(), _encode_feature(name, features[name])) for name in sorted(features)]
     return _field(1, b"".join(entries))
@@ -46,14 +46,14 @@ def encode_example(features: Mapping[str, FeatureValue]) -> bytes:
 def encode_examples(
     columns: Mapping[str, NDArray[np.integer] | NDArray[np.floating] | NDArray[np.bool_]],
 ) -> list[bytes]:
-    """One serialized tf.train.Example for each row of numeric columns.
+    """Return one serialized tf.train.Example for each row of numeric columns.
 
     Args:
-        columns: name to array of shape (records,) or (records, values).
+        columns: Maps a name to an array of shape (records,) or (records, values).
 
     Raises:
-        TypeError: if a column is not numeric.
-        ValueError: if the columns differ in length or one has no values in a row.
+        TypeError: A column is not numeric.
+        ValueError: The columns differ in length, or a column has no values per row.
     """
     names = sorted(columns)
     if len({len(columns[name]) for name in names}) != 1:
@@ -71,7 +71,7 @@ def encode_examples(
 
 
 def _heads(names: Sequence[str], kinds: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-    """The bytes before each feature's packed values, when these have the given sizes."""
+    """Return the bytes before each feature's packed values, for packed values of these sizes."""
     heads: list[bytes] = []
     total_bytes = 0
     for name, kind, size in zip(names, kinds, sizes, strict=True):
@@ -84,7 +84,7 @@ def _heads(names: Sequence[str], kinds: Sequence[int], sizes: Sequence[int]) -> 
 
 
 def _encode_feature(name: str, value: FeatureValue) -> bytes:
-    """A serialized tf.train.Feature."""
+    """Return a serialized tf.train.Feature."""
     if isinstance(value, (bytes, str)):
         value = [value]
     if isinstance(value, Sequence) and value and all(isinstance(item, (bytes, str)) for item in value):
@@ -122,7 +122,7 @@ def varint(value: int) -> bytes:
 
 
 def _pack_column(name: str, column: NDArray[np.generic]) -> list[bytes]:
-    """The packed values of each row."""
+    """Return the packed values of each row."""
     rows = column.reshape(len(column), math.prod(column.shape[1:]))
     if rows.shape[1] == 0:
         raise ValueError(f"column {name!r} has no values in a row")
@@ -137,7 +137,7 @@ def _pack_column(name: str, column: NDArray[np.generic]) -> list[bytes]:
 
 
 def pack_varints(rows: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-    """All values as varints in one piece, and where each row ends in it."""
+    """Return all values as concatenated varints, and the end of each row in them."""
     values = rows.view(np.uint64)
     largest = int(values.max()) if values.size else 0
     num_bytes = max(1, -(-largest.bit_length() // 7))
@@ -155,20 +155,21 @@ def pack_varints(rows: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
 Column: TypeAlias = npt.NDArray[Any]
 _BYTES, _FLOATS, _INTS = 1, 2, 3  # fields of tf.train.Feature
 _KINDS = {_BYTES: "bytes", _FLOATS: "floats", _INTS: "integers"}
-_Span = tuple[int, int, int]  # kind, and where the packed values begin and end
+_Span = tuple[int, int, int]  # kind, begin and end of the packed values
 
 
 def parse_examples(records: Sequence[bytes], features: Mapping[str, tuple[int, ...]]) -> dict[str, Column]:
-    """The named features of all records.
+    """Return the named features of all records.
 
     Args:
-        features: name to the shape of its values in one record; () for one value.
+        records: Serialized tf.train.Example messages.
+        features: Maps a name to the shape of the values in one record; () for a single value.
 
     Returns:
-        Name to array [records, *shape]: float32, int64, or objects that are bytes.
+        A map from names to arrays [records, *shape]: float32, int64, or bytes objects.
 
     Raises:
-        DataError: a record is not a tf.train.Example, lacks a feature, or has another number of values.
+        DataError: A record is not a tf.train.Example, lacks a feature, or has another number of values.
     """
     found: dict[str, list[tuple[list[int], Column]]] = {name: [] for name in features}
     for rows in _by_layout(records).values():
@@ -181,13 +182,14 @@ def parse_examples(records: Sequence[bytes], features: Mapping[str, tuple[int, .
 
 
 def parse_all(records: Sequence[bytes]) -> dict[str, list[tuple[list[int], Column]]]:
-    """Every feature of all records, however many values it has in each.
+    """Return every feature of all records, with any number of values.
 
     Returns:
-        Name to parts: numbers of records, and their values [records, values]: float32, int64, or bytes objects.
+        A map from names to parts: indices of records, and their values [records, values]: float32, int64, or bytes
+        objects.
 
     Raises:
-        DataError: a record is not a tf.train.Example.
+        DataError: A record is not a tf.train.Example.
     """
     found: dict[str, list[tuple[list[int], Column]]] = {}
     for rows in _by_layout(records).values():
@@ -195,13 +197,13 @@ def parse_all(records: Sequence[bytes]) -> dict[str, list[tuple[list[int], Colum
             parts = found.setdefault(name, [])
             try:
                 parts.append((rows, _values(name, [records[row] for row in rows], span)))
-            except DataError:  # as many bytes, but not as many values
+            except DataError:  # same number of bytes, but different numbers of values
                 parts += [([row], _values(name, [records[row]], span)) for row in rows]
     return found
 
 
 def _by_layout(records: Sequence[bytes]) -> dict[tuple[int, bytes], list[int]]:
-    """Numbers of records by length and by the bytes between their values."""
+    """Group the indices of records by layout: their length and the bytes between their values."""
     groups: dict[tuple[int, bytes], list[int]] = {}
     known: dict[int, list[tuple[bytes, list[_Span]]]] = {}
     for row, record in enumerate(records):
@@ -218,7 +220,7 @@ def _by_layout(records: Sequence[bytes]) -> dict[tuple[int, bytes], list[int]]:
 
 
 def _frame(record: bytes, spans: Sequence[_Span]) -> bytes:
-    """A record without its values."""
+    """Return the bytes of a record between its values."""
     position, pieces = 0, []
     for _, begin, end in spans:
         pieces.append(record[position:begin])
@@ -227,10 +229,13 @@ def _frame(record: bytes, spans: Sequence[_Span]) -> bytes:
 
 
 def _values(name: str, records: Sequence[bytes], span: _Span, shape: tuple[int, ...] | None = None) -> Column:
-    """One feature of records of one layout.
+    """Return one feature of records with the same layout.
 
     Args:
-        shape: of its values in a record; None: any.
+        name: Name of the feature.
+        records: The records.
+        span: Position of its values, in each record.
+        shape: Shape of its values in a record; None: any.
     """
     kind, begin, end = span
     wanted = None if shape is None else int(np.prod(shape, dtype=np.int64))
@@ -247,7 +252,7 @@ def _values(name: str, records: Sequence[bytes], span: _Span, shape: tuple[int, 
 
 
 def _integers(records: Sequence[bytes], begin: int, end: int) -> Column:
-    """Varints: together if all records have them at the same bytes, else record by record."""
+    """Decode varints: together if their boundaries are the same in all records, else record by record."""
     data = np.frombuffer(b"".join([record[begin:end] for record in records]), np.uint8).reshape(len(records), -1)
     more = data >= 0x80
     if not (more == more[0]).all():
@@ -267,7 +272,7 @@ def _integers(records: Sequence[bytes], begin: int, end: int) -> Column:
 
 
 def _texts(records: Sequence[bytes], begin: int, end: int) -> Column:
-    """Lists of bytes: together if all are of one value, else record by record."""
+    """Decode lists of bytes: together if every list has one value, else record by record."""
     fields = [(a, b) for number, a, b in _fields(records[0], begin, end) if number == 1]
     cut: list[bytes] | None = None
     if len(fields) == 1 and fields[0][1] == end:
@@ -287,7 +292,7 @@ def _strings(record: bytes, begin: int, end: int) -> list[bytes]:
 
 
 def _spans(record: bytes) -> dict[str, _Span]:
-    """Where the values of each feature are; for numbers, those of the packed list."""
+    """Return the position of each feature's values; for numbers, of the packed list."""
     found: dict[str, _Span] = {}
     for _, begin, end in _fields(record, 0, len(record)):
         for _, entry_begin, entry_end in _fields(record, begin, end):
@@ -306,7 +311,7 @@ def _spans(record: bytes) -> dict[str, _Span]:
 
 
 def _fields(record: bytes, begin: int, end: int) -> list[tuple[int, int, int]]:
-    """Number, begin and end of each field of a message; all are of the kind that has a length."""
+    """Return number, begin and end of each field of a message; all fields must be length-delimited."""
     found = []
     position = begin
     while position < end:

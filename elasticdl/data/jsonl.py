@@ -1,8 +1,8 @@
-"""JSON Lines: an object a line, read by record number; a record has a column for each key.
+"""Read JSON Lines files (one object per line) by record number; a record has a column for each key.
 
-One pass over a file finds where its rows begin and the types of all its values; both are kept in the index.  So a type
-is that of all rows: whole numbers among which one is a fraction are fractions.  Objects in a row become a column for
-each key, `outer.inner`.  Texts stay texts, dates among them.
+One pass over a file finds the offsets of its rows and the types of all values; both are stored in the index.  So the
+type of a column covers all rows: if one number has a fraction, the column is float64.  A nested object becomes a column
+per key, `outer.inner`.  Texts remain texts, including dates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from elasticdl_client.errors import DataError
 from elasticdl_client.partitions import Partitions
 
 _ROWS_BETWEEN_OFFSETS = 256
-_BLOCK_BYTES = 8 << 20  # of rows whose types are found at once
+_BLOCK_BYTES = 8 << 20  # size of the blocks of rows for type inference
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONG_NUMBER = re.compile(rb"[\s:\[,]-?\d{19,}[\s,\]}]")
 _ROW = re.compile(r" in row (\d+)")
@@ -51,14 +51,14 @@ class JsonLinesFile:
     """The rows of one file."""
 
     def __init__(self, path: str) -> None:
-        """Builds the index, or finds it.
+        """Build the index, or load the cached one.
 
         Raises:
-            DataError: the file cannot be read, or a line is not an object.
+            DataError: The file cannot be read, or a line is not an object.
         """
         self.path = path
         file = open_file(path)
-        self._file = None if file.is_local else file  # of local ones there may be more than a process may have open
+        self._file = None if file.is_local else file  # local files are reopened: their number may exceed a limit
         index = cached(path, "jsonl", partial(self._index, file), file.stamp)
         if file.is_local:
             file.close()
@@ -109,7 +109,7 @@ class JsonLinesFile:
                             offsets.append(position)
                         rows.append(line)
                     position += len(line) + 1
-                position -= 1  # the last part has no line end of its own
+                position -= 1  # no line end follows the last part
                 if rows:
                     self._check_long_numbers(block, rows, num_records)
                     schema = _of_json(self._parsed(rows, num_records).schema)
@@ -124,7 +124,7 @@ class JsonLinesFile:
         }
 
     def _parsed(self, rows: Sequence[bytes], first: int, schema: Any = None) -> Any:
-        """A table of rows; `first` is the number of the first of them."""
+        """Return rows as a table; `first` is the number of the first row."""
         data = b"\n".join(rows)
         options = pj.ParseOptions(
             explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
@@ -141,7 +141,7 @@ class JsonLinesFile:
         return table
 
     def _damaged(self, rows: Sequence[bytes], first: int, what: str) -> DataError:
-        """The error of some rows, in the place that Arrow says, or else of the first that is not an object."""
+        """Return the error for rows, at the row reported by Arrow, or else at the first row that is not an object."""
         place = _ROW.search(what)
         what = _ROW.sub("", what.strip().splitlines()[0]).removeprefix("JSON parse error: ").rstrip(".")
         number = (
@@ -158,7 +158,7 @@ class JsonLinesFile:
         return DataError(f"{self.path}, byte {self._byte_of(record)}, record {record}: {what}: {text}", hint)
 
     def _byte_of(self, record: int) -> int:
-        """Where a record begins: for messages, by a pass over the file."""
+        """Return the offset of a record, for messages; this reads the file up to it."""
         position, number = 0, -1
         with self._opened() as opened, opened.scan() as file:
             for line in file:
@@ -179,7 +179,7 @@ class JsonLinesFile:
             ) from error
 
     def _check_long_numbers(self, block: bytes, rows: Sequence[bytes], first: int) -> None:
-        """Refuses whole numbers beyond int64, which Arrow would round."""
+        """Refuse whole numbers beyond int64, because Arrow would round them."""
         if not _LONG_NUMBER.search(block):
             return
         for record, row in enumerate(rows, first):
@@ -192,11 +192,11 @@ class JsonLinesFile:
                     "Write such ids as texts, or large quantities as fractions (1e20).",
                 ) from error
             except ValueError:
-                pass  # no JSON at all: the parser says where
+                pass  # not JSON: the parser reports the position
 
 
 class _Rows:
-    """The records of one file, of the columns that are read."""
+    """The records of one file, with the selected columns."""
 
     def __init__(
         self,
@@ -209,8 +209,12 @@ class _Rows:
     ) -> None:
         """
         Args:
-            keys: of the partitions, those that are columns.
-            types: of the columns that are read.
+            file: The file.
+            schema: Schema of all files.
+            partitions: The values of partition columns (in names of directories).
+            keys: The partition columns.
+            types: Types of the selected columns.
+            is_exact: See `Selection`.
         """
         self._file = file
         self._is_exact = is_exact
@@ -234,7 +238,7 @@ class _Rows:
 def jsonl_reader(
     source: str, paths: Sequence[str], partitions: Partitions, selection: Selection, seed: int
 ) -> PartsReader:
-    """The `Reader` over files of JSON Lines; a column is of the type of all values in all files."""
+    """Return the `Reader` over JSON Lines files; the type of a column covers all values in all files."""
 
     @functools.cache
     def open_file(path: str) -> JsonLinesFile:
@@ -275,10 +279,10 @@ def jsonl_reader(
 
 
 def _keys(partitions: Partitions, schema: Any) -> list[str]:
-    """The keys of partitions that are columns; a key of the objects counts instead of one of that name.
+    """Return the keys of partitions that become columns; a key of the objects takes precedence over a partition's.
 
     Raises:
-        DataError: not all files are below directories of them.
+        DataError: Some files are not in a directory for such a key.
     """
     keys = [key for key in partitions.keys if key not in schema.names]
     for path, partition in partitions.values.items():
@@ -291,22 +295,22 @@ def _keys(partitions: Partitions, schema: Any) -> list[str]:
 
 
 def joined(schemas: Sequence[Any]) -> Any:
-    """Return the schema that holds the values of all of these.
+    """Return a schema that can hold the values of all these schemas.
 
     Raises:
-        ArrowException: a column is of types that do not go together.
+        ArrowException: A column has incompatible types.
     """
     return pa.unify_schemas(list(schemas), promote_options="permissive")
 
 
 def _whole_lines(file: BinaryIO) -> bytes:
-    """The next lines; nothing at the end of the file."""
+    """Return the next block of complete lines; empty at the end of the file."""
     block = file.read(_BLOCK_BYTES)
     return block + file.readline() if block else block
 
 
 def _of_json(schema: Any) -> Any:
-    """Return a schema as Arrow has guessed it, with texts where it has guessed times."""
+    """Return a schema inferred by Arrow, with texts instead of times."""
     return pa.schema([field.with_type(_text_for_times(field.type)) for field in schema])
 
 

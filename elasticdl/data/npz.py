@@ -1,7 +1,7 @@
-"""NumPy archives (`.npz`), read by record number: record i holds the i-th row of every array.
+"""Read NumPy archives (`.npz`) by record number: record i contains the i-th row of every array.
 
-The arrays are mapped into memory where the archive holds them uncompressed (`numpy.savez`); compressed ones are
-decompressed once, into files in a hidden directory beside the archive, or in memory where that cannot be written.
+Uncompressed arrays (`numpy.savez`) are mapped into memory.  Compressed arrays are decompressed once, to files in a
+hidden directory next to the archive, or to memory if that directory cannot be written.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class NpzFile:
     def _open(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any] | _RowsOfStorage:
         with _member(self._path, info):
             if info.compress_type == zipfile.ZIP_STORED:
-                archive.open(info).close()  # which compares the two headers of the member
+                archive.open(info).close()  # compares both headers of the member
                 return self._mapped(info)
             return self._decompressed(archive, info)
 
     def _mapped(self, info: zipfile.ZipInfo) -> NDArray[Any] | _RowsOfStorage:
         source = open_file(self._path)
         with contextlib.closing(source), source.scan() as file:
-            file.seek(info.header_offset + 26)  # of the local header: lengths of the name and of the extra field
+            file.seek(info.header_offset + 26)  # in the local header: lengths of the name and the extra field
             name_size, extra_size = struct.unpack("<HH", file.read(4))
             file.seek(info.header_offset + 30 + name_size + extra_size)
             version = np.lib.format.read_magic(file)
@@ -148,7 +148,7 @@ class NpzFile:
 
 
 class _RowsOfStorage:
-    """An array that is not compressed, read row by row."""
+    """An uncompressed array in storage, read by rows."""
 
     def __init__(
         self, file: DataFile, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...], is_fortran: bool
@@ -160,7 +160,7 @@ class _RowsOfStorage:
         self._offset = offset
         self._row_bytes = dtype.itemsize * math.prod(shape[1:])
         self._whole: NDArray[Any] | None = None
-        if is_fortran and self.ndim > 1:  # a row is not in one place
+        if is_fortran and self.ndim > 1:  # the values of a row are not contiguous
             data = file.pread(self._row_bytes * shape[0], offset)
             self._whole = np.frombuffer(data, dtype).reshape(shape, order="F")
 
@@ -177,17 +177,17 @@ class _RowsOfStorage:
 
 def _whole(member: IO[bytes]) -> NDArray[Any]:
     array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
-    member.read()  # to the end, where its checksum is compared
+    member.read()  # reaches the end, where zipfile compares the checksum
     return array
 
 
 @contextlib.contextmanager
 def _members(path: str, selection: Selection) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    """An open archive, and its members that are read, by the names of their columns."""
+    """Return a context with the open archive and its selected members, by column name."""
     source = open_file(path).scan() if is_remote(path) else path
     try:
         archive = zipfile.ZipFile(source)
-    except Exception as error:  # damaged bytes make it raise nearly anything
+    except Exception as error:  # for damaged bytes it raises nearly anything
         raise DataError(f"NumPy file {path}, byte 0: {str(error) or repr(error)}.", _HINT) from error
     with archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -196,12 +196,12 @@ def _members(path: str, selection: Selection) -> Iterator[tuple[zipfile.ZipFile,
 
 @contextlib.contextmanager
 def _member(path: str, info: zipfile.ZipInfo) -> Iterator[None]:
-    """Says of any error that it is one of this member."""
+    """Return a context that converts any error to a DataError about this member."""
     try:
         yield
     except StorageError:
         raise
-    except Exception as error:  # damaged bytes make zipfile, zlib and NumPy raise nearly anything
+    except Exception as error:  # for damaged bytes zipfile, zlib and NumPy raise nearly anything
         what = str(error) or repr(error)
         raise DataError(
             f"NumPy file {path}, byte {info.header_offset}: {info.filename} cannot be read: {what}.",
@@ -210,24 +210,24 @@ def _member(path: str, info: zipfile.ZipInfo) -> Iterator[None]:
 
 
 def _decompressed_copy(path: str, info: zipfile.ZipInfo) -> Path:
-    """Where a member of an archive is, or will be, as a file of its own."""
+    """Return the path for the decompressed copy of a member."""
     status = os.stat(path)
     name = f"{os.path.basename(path)}.{status.st_size}.{status.st_mtime_ns}.{info.CRC:08x}.npy"
     return Path(path).absolute().parent / _FOLDER / name
 
 
 def _check(path: str, selection: Selection) -> None:
-    """Reads the arrays once, whole, for their checksums, which nothing compares where they are mapped.
+    """Read all arrays once to compare their checksums, because mapping them does not.
 
     Raises:
-        DataError: one is damaged.
+        DataError: An array is damaged.
     """
     check_file(path)
     with _members(path, selection) as (archive, members):
         for info in members.values():
             if info.compress_type == zipfile.ZIP_STORED:
                 with _member(path, info), archive.open(info) as file:
-                    while file.read(_PIECE_BYTES):  # at the end it compares
+                    while file.read(_PIECE_BYTES):  # zipfile compares the checksum at the end
                         pass
                 continue
             copy = _decompressed_copy(path, info)
@@ -244,7 +244,7 @@ def _crc(path: Path) -> int:
 
 
 def npz_reader(source: str, paths: Sequence[str], selection: Selection, seed: int) -> PartsReader:
-    """The `Reader` over NumPy archives."""
+    """Return the `Reader` over NumPy archives."""
 
     first = min(paths)
 

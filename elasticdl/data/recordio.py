@@ -1,11 +1,11 @@
-"""RecordIO files, read by record number: the `Reader` over them, one file and its index.
+"""Read RecordIO files by record number: the `Reader`, a file, and its index.
 
-The bytes of a chunk are `recordio_format`'s, whose writer is re-exported here. Opened chunks are checked once and kept,
-up to a limit; of uncompressed chunks that are large, or whose records are, only the record offsets are kept, and ranges
-are read from the file. Never parses a record.
+`recordio_format` owns the bytes of a chunk; its writer is re-exported here. Opened chunks are checked once and kept, up
+to a limit. For uncompressed chunks that are large, or have large records, only the record offsets are kept, and ranges
+are read from the file. Records are never parsed.
 
-The index says where each chunk lies and which records it holds. It is built in one pass over the chunk headers, 20
-bytes a chunk; never reads, decompresses or checks a body.
+The index contains the position and the records of each chunk. It is built in one pass over the chunk headers, 20 bytes
+per chunk; the bodies are not read, decompressed or checked for it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = ["Compressor", "RecordIOFile", "RecordIOIndex", "RecordIOReader", "Rec
 
 
 class RecordIOReader(PartsReader):
-    """The `Reader` over RecordIO files: one shard a file, named by its path.  Files without records are left out."""
+    """The `Reader` over RecordIO files: one shard per file, named by its path.  Files without records are left out."""
 
     def __init__(self, source: str, paths: Sequence[str], seed: int = 0) -> None:
-        """Opens no file yet.
+        """Create a reader, without opening a file.
 
         Args:
-            source: as the user named it; for messages.
-            paths: of the files.
-            seed: of the job; for the metadata.
+            source: The source as the user named it, for messages.
+            paths: Paths of the files.
+            seed: Seed of the job, for the metadata.
         """
         super().__init__(source, paths, RecordIOFile, lambda: Metadata(seed=seed))
 
@@ -58,10 +58,10 @@ _BECAME_ANOTHER = "the file became another one, or shorter, while it was being r
 
 @dataclass(frozen=True, slots=True)
 class _OpenChunk:
-    """A chunk whose checksum and record lengths were found right.
+    """A chunk with a correct checksum and correct record lengths.
 
     Attributes:
-        body: uncompressed, or None when it is read from the file again, range by range.
+        body: The uncompressed body; None: ranges are read from the file again.
     """
 
     place: ChunkPlace
@@ -74,17 +74,17 @@ class _OpenChunk:
 
 
 class RecordIOFile:
-    """Records of one file by number.  Safe to use from several threads."""
+    """The records of one file, by number.  Thread-safe."""
 
     def __init__(self, path: str, cache_size_bytes: int = _CACHE_SIZE_BYTES) -> None:
-        """Builds the index.
+        """Open the file and build the index.
 
         Args:
-            path: of the file.
-            cache_size_bytes: how much memory opened chunks may take.
+            path: Path of the file.
+            cache_size_bytes: Maximum memory for opened chunks.
 
         Raises:
-            DataError: if the file is missing, truncated or no RecordIO file.
+            DataError: The file is missing, truncated or not a RecordIO file.
         """
         self._file = open_file(path)
         self.index = RecordIOIndex.of(self._file)
@@ -98,11 +98,11 @@ class RecordIOFile:
         return self.index.num_records
 
     def read(self, start: int, end: int) -> list[bytes]:
-        """Records ``start`` (inclusive) to ``end`` (exclusive).
+        """Return records ``start`` (inclusive) to ``end`` (exclusive).
 
         Raises:
-            DataError: naming file and byte offset, if a chunk they lie in is damaged.
-            IndexError: if the file does not have these records.
+            DataError: A chunk with these records is damaged; the message has the file and the byte offset.
+            IndexError: The file does not have these records.
         """
         if not 0 <= start <= end <= self.index.num_records:
             raise IndexError(f"records {start} to {end} of {self.path}, which has {self.index.num_records}")
@@ -119,7 +119,7 @@ class RecordIOFile:
         return records
 
     def close(self) -> None:
-        """Closes the file; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         self._file.close()
 
     def __enter__(self) -> RecordIOFile:
@@ -152,7 +152,7 @@ class RecordIOFile:
         )
 
     def _open_all(self, first: int, last: int) -> dict[int, _OpenChunk]:
-        """Chunks by their numbers, those that are not kept read at once: each request to storage is a wait."""
+        """Return chunks by number; read all missing ones concurrently, since each request to storage takes long."""
         with self._lock:
             opened = {number: self._cache[number] for number in range(first, last + 1) if number in self._cache}
         missing = [number for number in range(first, last + 1) if number not in opened]
@@ -185,7 +185,7 @@ class RecordIOFile:
         return _OpenChunk(place, table, body if is_better_kept or not can_be_read_again else None)
 
     def _pread(self, size_bytes: int, offset: int) -> bytes:
-        """Exactly ``size_bytes`` bytes."""
+        """Return exactly ``size_bytes`` bytes."""
         data = self._file.pread(size_bytes, offset)
         if len(data) < size_bytes:
             raise chunk_error(self.path, offset + len(data), _BECAME_SHORTER)
@@ -194,12 +194,12 @@ class RecordIOFile:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """A chunk of a file.
+    """The position of a chunk in a file.
 
     Attributes:
-        offset: of its header, in bytes.
-        header: as read from the file.
-        first_record: the number, in the file, of its first record.
+        offset: Offset of its header, in bytes.
+        header: Its header, read from the file.
+        first_record: Number of its first record in the file.
     """
 
     offset: int
@@ -212,7 +212,7 @@ class ChunkPlace:
 
 
 class RecordIOIndex:
-    """Chunks of one file in order; chunks without records are left out."""
+    """The chunks of one file, in order, without chunks that have no records."""
 
     __slots__ = ("_first_records", "chunks", "num_records", "path")
 
@@ -224,17 +224,17 @@ class RecordIOIndex:
 
     @classmethod
     def build(cls, path: str) -> RecordIOIndex:
-        """Reads all chunk headers of a file; those of a file of storage are found again by the next process.
+        """Read all chunk headers of a file; for a file in storage they are cached for the next process.
 
         Raises:
-            DataError: if the file cannot be opened, or a chunk is truncated or is none.
+            DataError: The file cannot be opened, or a chunk is truncated or invalid.
         """
         with closing(open_file(path)) as file:
             return cls.of(file)
 
     @classmethod
     def of(cls, file: DataFile) -> RecordIOIndex:
-        """As `build`, of an open file."""
+        """Build the index of an open file, like `build`."""
         if file.is_local:
             return cls._from(file.path, _headers(file))
 
@@ -258,7 +258,7 @@ class RecordIOIndex:
         return cls(path, chunks, num_records)
 
     def find(self, record: int) -> int:
-        """The position in `chunks` of the chunk that holds a record."""
+        """Return the index in `chunks` of the chunk that contains a record."""
         return bisect.bisect_right(self._first_records, record) - 1
 
 
@@ -283,7 +283,7 @@ def _headers(file: DataFile) -> list[ChunkHeader]:
 
 
 def chunk_error(path: str, offset: int, what: str) -> DataError:
-    """The error for a damaged chunk, naming file and byte offset."""
+    """Return the error for a damaged chunk, with file and byte offset."""
     hint = "The file was cut off or changed after it was written, or is no RecordIO file: write it again or remove it."
     if offset == 0:
         hint = (

@@ -1,9 +1,9 @@
-"""The bytes of a RecordIO chunk, compatible with pyrecordio: header, checksum, compression, record framing.
+"""The format of RecordIO chunks, compatible with pyrecordio: header, checksum, compression, record framing.
 
 A file is a sequence of chunks.  A chunk is a header of five little-endian uint32 (magic, CRC-32 of the compressed
 body, compressor, size of the compressed body, number of records) and the body: a uint32 length before each record.
-`RecordIOWriter` gathers records into chunks and gives the file its name when it is whole.  Chunks are small by default
-so that a range read touches little besides the range.  Never reads a file: that is `recordio`.
+`RecordIOWriter` collects records in chunks, and renames the file to its final name when it is complete.  Chunks are
+small by default, so that reading a range reads little else.  `recordio` reads files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elasticdl_client.errors import DataError
 
 MAGIC = 0x01020304
 HEADER_SIZE_BYTES = 20
-LARGE_RECORD_BYTES = 4096  # on average: from this on other threads run while records are copied
+LARGE_RECORD_BYTES = 4096  # average size from which on records are copied without the GIL
 
 _HEADER = struct.Struct("<5I")
 _LENGTH = struct.Struct("<I")
@@ -34,10 +34,10 @@ _crc32 = _native.crc32 if _native.has_crc32() else zlib.crc32
 
 
 class ChunkFormatError(Exception):
-    """A chunk that cannot be read; the caller, which knows the file, turns it into a `DataError`.
+    """A chunk that cannot be read; the caller, which knows the file, converts it to a `DataError`.
 
     Attributes:
-        offset: of the fault, in bytes from where the chunk begins.
+        offset: Offset of the fault in the chunk, in bytes.
     """
 
     def __init__(self, what: str, offset: int = 0) -> None:
@@ -46,7 +46,7 @@ class ChunkFormatError(Exception):
 
 
 class Compressor(enum.IntEnum):
-    """How the body of a chunk is compressed; the values are those in the file."""
+    """The compression of a chunk's body; the values are the ones in the file."""
 
     NONE = 0
     SNAPPY = 1
@@ -67,10 +67,10 @@ class ChunkHeader:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ChunkHeader:
-        """Parses 20 bytes.
+        """Parse 20 bytes.
 
         Raises:
-            ChunkFormatError: if they are no chunk header.
+            ChunkFormatError: The bytes are not a chunk header.
         """
         if len(data) < HEADER_SIZE_BYTES:
             raise ChunkFormatError(f"a chunk header is cut off after {len(data)} of {HEADER_SIZE_BYTES} bytes")
@@ -87,7 +87,7 @@ class ChunkHeader:
 
 
 def encode_chunk(records: Sequence[bytes], compressor: Compressor) -> bytes:
-    """A whole chunk, header and body, of ``records``."""
+    """Return ``records`` as a chunk, header and body."""
     pieces: list[bytes] = []
     for record in records:
         pieces.append(_LENGTH.pack(len(record)))
@@ -97,10 +97,10 @@ def encode_chunk(records: Sequence[bytes], compressor: Compressor) -> bytes:
 
 
 def decode_body(header: ChunkHeader, compressed: bytes | memoryview) -> bytes | memoryview:
-    """The uncompressed body of a chunk after its checksum was found right.
+    """Check the checksum of a chunk's body, and return the uncompressed body.
 
     Raises:
-        ChunkFormatError: if the checksum is wrong or the body cannot be decompressed.
+        ChunkFormatError: The checksum is wrong, or the body cannot be decompressed.
     """
     checksum = _crc32(compressed)
     if checksum != header.checksum:
@@ -132,15 +132,15 @@ def _decompress(compressed: bytes | memoryview, compressor: Compressor) -> bytes
 
 
 class RecordTable:
-    """Where each record of an uncompressed chunk body lies; a single number when all are equally long."""
+    """The positions of the records in an uncompressed chunk body; one number if all have the same length."""
 
     __slots__ = ("_ends", "_record_length", "num_records")
 
     def __init__(self, body: bytes | memoryview, num_records: int) -> None:
-        """Walks the length prefixes of the whole body once.
+        """Read all length prefixes of the body.
 
         Raises:
-            ChunkFormatError: if the lengths do not add up to the body.
+            ChunkFormatError: The lengths do not add up to the size of the body.
         """
         self.num_records = num_records
         self._record_length = _equal_length(body, num_records)
@@ -150,11 +150,11 @@ class RecordTable:
 
     @property
     def size_bytes(self) -> int:
-        """Memory held by the table."""
+        """The memory used by the table."""
         return 0 if self._ends is None else self._ends.nbytes
 
     def byte_range(self, first: int, last: int) -> tuple[int, int]:
-        """Bytes of the body that hold records ``first`` to ``last`` (exclusive), length prefixes included."""
+        """Return the byte range of records ``first`` to ``last`` (exclusive) in the body, with length prefixes."""
         if self._ends is None:
             stride = self._stride()
             return first * stride, last * stride
@@ -162,13 +162,13 @@ class RecordTable:
         return begin, int(self._ends[last - 1])
 
     def ends(self, first: int, last: int) -> NDArray[np.int64]:
-        """Where records ``first`` to ``last`` (exclusive) end in the body."""
+        """Return the end of each of the records ``first`` to ``last`` (exclusive) in the body."""
         if self._ends is None:
             return np.arange(first + 1, last + 1, dtype=np.int64) * self._stride()
         return self._ends[first:last]
 
     def split(self, piece: bytes | memoryview, first: int, last: int) -> list[bytes]:
-        """Records ``first`` to ``last`` out of the bytes named by `byte_range`."""
+        """Return records ``first`` to ``last`` (exclusive) from the bytes of their `byte_range`."""
         if self._ends is None and self._stride() < LARGE_RECORD_BYTES:
             stride = self._stride()
             if stride == _LENGTH.size:
@@ -183,7 +183,7 @@ class RecordTable:
 
 
 def _equal_length(body: bytes | memoryview, num_records: int) -> int | None:
-    """The length of every record if all are equally long, else None."""
+    """Return the length of every record if all have the same length, else None."""
     if num_records == 0 or len(body) % num_records or len(body) // num_records < _LENGTH.size:
         return None
     stride = len(body) // num_records
@@ -192,7 +192,7 @@ def _equal_length(body: bytes | memoryview, num_records: int) -> int | None:
 
 
 def _walk(body: bytes | memoryview, num_records: int) -> NDArray[np.int64]:
-    """The end of each record in the body."""
+    """Return the end of each record in the body."""
     if num_records * _LENGTH.size > len(body):
         raise ChunkFormatError(f"a chunk of {len(body)} bytes cannot hold the {num_records} records its header names")
     ends = _native.record_ends(body, num_records)
@@ -202,7 +202,7 @@ def _walk(body: bytes | memoryview, num_records: int) -> NDArray[np.int64]:
 
 
 def _fault(body: bytes | memoryview, num_records: int, ends: Sequence[int]) -> ChunkFormatError:
-    """Why the walk that found these ends did not end with the body."""
+    """Return the error for record ends that do not fit the body."""
     for number, end in enumerate(ends):
         if end > len(body):
             begin = (ends[number - 1] if number else 0) + _LENGTH.size
@@ -220,7 +220,7 @@ MAX_RECORD_SIZE_BYTES = 1 << 31
 
 
 class RecordIOWriter:
-    """Writes records into one file, which appears under its name when the writer is closed.
+    """Writes records to a file; the file gets its name when the writer is closed.
 
     Use it as a context manager: an exception in the block leaves no file behind.
     """
@@ -247,7 +247,7 @@ class RecordIOWriter:
             raise _cannot_write(path, error) from error
 
     def write(self, record: bytes) -> None:
-        """Adds a record."""
+        """Add a record."""
         if len(record) > MAX_RECORD_SIZE_BYTES:
             raise DataError(f"A record of {len(record)} bytes for {self._path} is larger than RecordIO can hold.")
         self._records.append(record)
@@ -257,12 +257,12 @@ class RecordIOWriter:
             self._flush()
 
     def write_all(self, records: Iterable[bytes]) -> None:
-        """Adds records in order."""
+        """Add records in order."""
         for record in records:
             self.write(record)
 
     def close(self) -> None:
-        """Writes what is pending and gives the file its name; a second call does nothing."""
+        """Write the pending records and rename the file to its final name; a second call does nothing."""
         if self._file.closed:
             return
         self._flush()
@@ -273,7 +273,7 @@ class RecordIOWriter:
             raise _cannot_write(self._path, error) from error
 
     def abort(self) -> None:
-        """Forgets everything written and removes the unfinished file."""
+        """Discard all records and remove the unfinished file."""
         if not self._file.closed:
             self._file.close()
             os.unlink(self._partial_path)

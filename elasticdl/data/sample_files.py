@@ -1,14 +1,14 @@
-"""Samples that are files: folders of images, and tar files of WebDataset.
+"""Read samples that are files: image folders, and WebDataset tar files.
 
-Folders of images have a directory for each class, as torchvision and Keras read them.  A record holds `image`, the
-bytes of the file, `label`, the number of its directory in order of name, and `path`.  A folder without directories has
-images without labels.  Records are in an order that mixes the classes and depends on the files' names alone, so that no
-task holds a single class.  Never decodes an image: that is the feed's work.
+An image folder has a directory for each class, as in torchvision and Keras.  A record contains `image` (the bytes of
+the file), `label` (the index of its directory, sorted by name) and `path`.  A folder without directories has images
+without labels.  The order of records depends only on the names of the files and mixes the classes, so that no task
+consists of a single class.  Images are not decoded: the feed does that.
 
-WebDataset: tar files in which the files of a sample follow one another, read by sample number.  The files of a sample
-share their name up to its first dot; the rest after the dot is the column (`7.jpg`, `7.cls`), and `__key__` is the
-name.  `cls` and `id` are whole numbers, all other columns the bytes of their files.  One pass over the headers of a tar
-file is its index; contents are read where they lie.
+WebDataset: tar files, read by sample number, in which the files of a sample are next to each other.  The files of a
+sample share the part of their name before the first dot, which is the column `__key__`; the part after the dot is the
+column (`7.jpg`, `7.cls`).  `cls` and `id` are whole numbers; all other columns are the bytes of their files.  The index
+is built in one pass over the headers of a tar file; contents are read from the tar file directly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 
 
 def holds_images(directory: str) -> bool:
-    """Whether a directory, or one below it, has an image."""
+    """Return whether a directory, or one directly below it, contains an image."""
     for entry in os.scandir(directory):
         if entry.is_dir() and not entry.name.startswith((".", "_")):
             if any(_is_image(below.name) for below in os.scandir(entry.path)):
@@ -51,10 +51,10 @@ class ImageFolder:
     """The images of one folder."""
 
     def __init__(self, root: str, selection: Selection) -> None:
-        """Lists the files, or finds the list.
+        """List the files, or load the cached list.
 
         Raises:
-            DataError: the folder cannot be read.
+            DataError: The folder cannot be read.
         """
         self._root = root
         try:
@@ -74,7 +74,7 @@ class ImageFolder:
 
     @property
     def identity(self) -> str:
-        """Of the files' names; see `elasticdl.data.identity`."""
+        """The identity of the folder, made of the names of its files; see `elasticdl.data.identity`."""
         return identity_of(len(self._paths), [self._paths.tobytes(), self._labels.tobytes()])
 
     def read(self, start: int, end: int) -> list[bytes]:
@@ -103,10 +103,10 @@ class ImageFolder:
 
 
 def class_names(root: str) -> list[str]:
-    """The directories of a folder of images, in order of their labels.
+    """Return the directories of an image folder, in the order of their labels.
 
     Raises:
-        DataError: the name of one is not UTF-8.
+        DataError: A name is not UTF-8.
     """
     found = [entry for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith((".", "_"))]
     for entry in found:
@@ -115,10 +115,10 @@ def class_names(root: str) -> list[str]:
 
 
 def check_same_classes(roots: Sequence[str]) -> None:
-    """Check that a label means the same in folders of images.
+    """Check that labels have the same meaning in several image folders.
 
     Raises:
-        DataError: the directories of two folders have different names.
+        DataError: The directories of two folders have different names.
     """
     for first, root in pairwise(roots):
         of_first = class_names(first)
@@ -134,10 +134,14 @@ def check_same_classes(roots: Sequence[str]) -> None:
 def image_reader(
     source: str, roots: Sequence[str], selection: Selection, image_shape: tuple[int, ...], seed: int
 ) -> PartsReader:
-    """The `Reader` over folders of images.
+    """Return the `Reader` over image folders.
 
     Args:
-        image_shape: (height, width, channels) that the default feed makes of images; empty: not said.
+        source: The source as the user named it, for messages.
+        roots: Paths of the folders.
+        selection: Selected columns.
+        image_shape: (height, width, channels) to which the default feed resizes images; empty: not given.
+        seed: Seed of the job, for the metadata.
     """
     first = min(roots)
 
@@ -160,7 +164,7 @@ def image_reader(
 
 def _index(root: str, classes: list[str]) -> Arrays:
     found: list[tuple[bytes, bytes, int]] = []
-    folders: dict[bytes, int] = {}  # and when each has changed last, before it was listed
+    folders: dict[bytes, int] = {}  # with the time of the last change, read before listing
     for label, name in enumerate(classes or ["."]):
         below = [name]
         while below:
@@ -184,7 +188,7 @@ def _index(root: str, classes: list[str]) -> Arrays:
 
 
 def _holds(root: str, index: Arrays) -> bool:
-    """Whether no folder has got or lost a file since it was listed."""
+    """Return whether no file was added to or removed from a folder since it was listed."""
     try:
         changed = [_changed(root, folder.decode()) for folder in index["folders"].tolist()]
     except OSError:
@@ -201,9 +205,9 @@ def _is_image(name: str) -> bool:
 
 
 KEY = "__key__"
-_NUMBERS = frozenset({"cls", "cls2", "index", "inx", "id"})  # as the decoders of webdataset take them
+_NUMBERS = frozenset({"cls", "cls2", "index", "inx", "id"})  # the same as in the decoders of webdataset
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
-_BLOCK_BYTES = 512  # of a tar file
+_BLOCK_BYTES = 512  # block size of the tar format
 _HINT = "The file was cut off, changed or is compressed: write it again as an uncompressed tar file, or remove it."
 
 
@@ -211,10 +215,10 @@ class TarFile:
     """The samples of one tar file."""
 
     def __init__(self, path: str) -> None:
-        """Builds the index, or finds it.
+        """Build the index, or load the cached one.
 
         Raises:
-            DataError: the file cannot be read, or is not such a tar file.
+            DataError: The file cannot be read, or is not a WebDataset tar file.
         """
         self.path = path
         self._file = open_file(path)
@@ -226,10 +230,10 @@ class TarFile:
         return len(self._keys)
 
     def column(self, name: str, start: int, end: int) -> TableColumn:
-        """Return a column of samples ``start`` to ``end`` - 1; one without that file has no value.
+        """Return a column of samples ``start`` to ``end`` - 1; a sample without that file has no value.
 
         Raises:
-            DataError: a whole number is not one, or the file has become shorter.
+            DataError: A value is not a whole number, although the column requires it; or the file has become shorter.
         """
         if name == KEY:
             return Texts(self._keys[start:end].tolist())
@@ -259,7 +263,7 @@ class TarFile:
         return number
 
     def _contents(self, offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes | None]:
-        """The bytes of a file of each sample; None where it has none."""
+        """Return the bytes of one file per sample; None for a sample without that file (offset -1)."""
         there = [(offset, size) for offset, size in zip(offsets, sizes, strict=True) if offset >= 0]
         found = self._file.pread_all(there)
         for (offset, size), content in zip(there, found, strict=True):
@@ -293,16 +297,16 @@ class TarFile:
         return {"columns": _texts(columns), "keys": _texts(samples), "offsets": offsets, "sizes": sizes}
 
     def _members(self) -> Iterator[tarfile.TarInfo]:
-        """Yields what the archive says of its files, from header to header.
+        """Yield the headers of the archive's members.
 
         Raises:
-            DataError: a header is damaged, or the mark at the end is missing: `tarfile` takes both for the end.
+            DataError: A header is damaged, or the end marker is missing; `tarfile` treats both as the end.
         """
         end = 0
         try:
             with self._headers() as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
                 while (member := archive.next()) is not None:
-                    archive.members.clear()  # type: ignore[attr-defined]  # else they all stay in memory
+                    archive.members.clear()  # type: ignore[attr-defined]  # else all members stay in memory
                     end = member.offset_data + -(-member.size // _BLOCK_BYTES) * _BLOCK_BYTES
                     yield member
         except tarfile.TarError as error:
@@ -311,7 +315,7 @@ class TarFile:
             raise self._damaged(end, "there is no end of the archive")
 
     def _headers(self) -> IO[bytes]:
-        """A stream for reads of headers: of a local file without what lies between them."""
+        """Return a stream for reading headers; for a local file it skips the contents between them."""
         return cast("IO[bytes]", FileView(self._file)) if self._file.is_local else self._file.scan()
 
     def _damaged(self, offset: int, what: str) -> DataError:
@@ -319,7 +323,7 @@ class TarFile:
 
 
 class _Samples:
-    """The records of one tar file, of the columns that are read."""
+    """The records of one tar file, with the selected columns."""
 
     def __init__(self, file: TarFile, columns: Sequence[str]) -> None:
         self._file = file
@@ -335,14 +339,14 @@ class _Samples:
 def webdataset_reader(
     source: str, paths: Sequence[str], selection: Selection, image_shape: tuple[int, ...], seed: int
 ) -> PartsReader:
-    """The `Reader` over tar files; it has the columns of all of them, and `__key__` where --columns names it.
+    """Return the `Reader` over tar files; it has the columns of all files, and `__key__` if --columns contains it.
 
     Args:
-        source: as the user named it; for messages.
-        paths: of the files.
-        selection: of the columns.
-        image_shape: (height, width, channels) that the default feed makes of images; empty: not said.
-        seed: of the job; for the metadata.
+        source: The source as the user named it, for messages.
+        paths: Paths of the files.
+        selection: Selected columns.
+        image_shape: (height, width, channels) to which the default feed resizes images; empty: not given.
+        seed: Seed of the job, for the metadata.
     """
 
     @functools.cache

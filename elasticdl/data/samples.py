@@ -1,6 +1,6 @@
-"""Samples of arrays as records: rows of several columns, read by index, each packed into the bytes of one record.
+"""Read samples of arrays as records: rows of several columns, read by index, each packed into one record.
 
-Owns the layout of such a record, which `elasticdl.frameworks.keras.input.module_data` unpacks; knows NumPy alone.
+Owns the layout of such a record (`elasticdl.frameworks.keras.input.module_data` unpacks it); uses only NumPy.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from elasticdl.protocol import Shard
 from elasticdl_client.errors import DataError
 
 SHARD = "samples"
-LENGTH_BYTES = 4  # of a text, before all texts of the record
+LENGTH_BYTES = 4  # size of the length of a text; all lengths precede all texts of a record
 _KINDS = {"b": "bool", "i": "", "u": "", "f": "", "U": "string", "S": "string", "O": "string"}
-_WIDENED = {"uint32": "int64"}  # which tf.io.decode_raw does not know
+_WIDENED = {"uint32": "int64"}  # tf.io.decode_raw does not support uint32
 Column = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """A column: the type ("float32", "int64", "string" …) and the shape of a sample's part."""
+    """A column: its type ("float32", "int64", "string" …), and the shape of its values in one sample."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @classmethod
     def of(cls, name: str, column: Column, float_dtype: str) -> ColumnSpec:
-        """Return the spec of a column; numbers with a fraction become `float_dtype`, as `fit` makes them.
+        """Return the spec of a column; floating-point numbers become `float_dtype`, as in Keras's `fit`.
 
         Args:
-            name: of the column, for messages.
-            column: [n, …].
-            float_dtype: a type of NumPy.
+            name: Name of the column, for messages.
+            column: Array [n, …].
+            float_dtype: Name of a NumPy type.
 
         Raises:
-            DataError: it has values that no record holds.
+            DataError: The values have a type that a record cannot hold.
         """
         kind = _KINDS.get(column.dtype.kind)
         if kind is None or column.dtype == np.uint64:
@@ -56,47 +56,47 @@ class ColumnSpec:
 
     @property
     def is_text(self) -> bool:
-        """Whether its values differ in length."""
+        """Whether the values are texts, which differ in length."""
         return self.dtype == "string"
 
     @property
     def count(self) -> int:
-        """Values of a sample."""
+        """The number of values in a sample."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of a sample in the part of a record that has a fixed length: the lengths of texts, else the values."""
+        """The size of a sample in the fixed-length part of a record: the values, or the lengths of texts."""
         return self.count * (LENGTH_BYTES if self.is_text else np.dtype(self.dtype).itemsize)
 
 
 class SampleRows(Protocol):
-    """Columns that are read by index."""
+    """Columns with rows that can be read by index."""
 
     @property
     def specs(self) -> tuple[ColumnSpec, ...]:
-        """Specs of the columns, in order."""
+        """The specs of the columns, in order."""
         ...
 
     def __len__(self) -> int: ...
 
     def read(self, start: int, end: int) -> Sequence[Column]:
-        """Return the columns of these rows, each [end - start, …]."""
+        """Return the columns of rows `start` to `end` - 1, each [end - start, …]."""
         ...
 
 
 class ArrayRows:
-    """Arrays of one length, which stay where they are: a memory-mapped one is read row by row."""
+    """Arrays of equal length, which are not copied: a memory-mapped array is read row by row."""
 
     def __init__(self, columns: Sequence[Any], names: Sequence[str], float_dtype: str) -> None:
         """
         Args:
-            columns: arrays, or what has shape and dtype and can be sliced.
-            names: for messages.
-            float_dtype: of numbers with a fraction.
+            columns: Arrays, or objects with a shape and a dtype that can be sliced.
+            names: Names of the columns, for messages.
+            float_dtype: Type for floating-point numbers.
 
         Raises:
-            DataError: they differ in length, or hold what no record does.
+            DataError: The columns differ in length, or have a type that a record cannot hold.
         """
         lengths = {name: len(column) for name, column in zip(names, columns, strict=True)}
         if len(set(lengths.values())) > 1:
@@ -116,14 +116,14 @@ class ArrayRows:
 
 
 class TextRows:
-    """A column of texts of any length in two files, which is read row by row: the bytes of all, and where each ends."""
+    """A column of texts in two files, read row by row: the bytes of all texts, and the position of each end."""
 
     dtype = np.dtype(object)
 
     def __init__(self, path: Path) -> None:
         """
         Args:
-            path: given to `write`.
+            path: The path passed to `write`.
         """
         self._content = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
         self._ends = np.load(_ends_of(path), mmap_mode="r")
@@ -145,7 +145,9 @@ class TextRows:
         """Write the files of a column.
 
         Args:
-            parts: rows after rows, together of the shape.
+            path: The file for the bytes; the file for the positions is next to it.
+            parts: Consecutive rows; together they have the shape.
+            shape: Shape of the whole column.
         """
         ends = np.lib.format.open_memmap(_ends_of(path), "w+", np.int64, shape)
         start = position = 0
@@ -165,18 +167,18 @@ def _ends_of(path: Path) -> Path:
 
 
 class BatchRows:
-    """Rows of batches that are read by number: all of one size but the last.  It keeps the newest batch."""
+    """Rows of batches that are read by number; all batches except the last have the same size.  Caches one batch."""
 
     def __init__(self, batch: Callable[[int], Sequence[Column]], num_batches: int, what: str, float_dtype: str) -> None:
         """
         Args:
-            batch: from a number to the columns of that batch, each [n, …], the same whenever it is asked.
-            num_batches: at least 1.
-            what: has the batches, for messages.
-            float_dtype: of numbers with a fraction.
+            batch: Maps a number to the columns of that batch, each [n, …]; must always return the same batch.
+            num_batches: Number of batches, at least 1.
+            what: Source of the batches, for messages.
+            float_dtype: Type for floating-point numbers.
 
         Raises:
-            DataError: the columns of the first batch differ in length, or hold what no record does.
+            DataError: The columns of the first batch differ in length, or have a type that a record cannot hold.
         """
         self._batch = batch
         self._what = what
@@ -191,7 +193,7 @@ class BatchRows:
         self._length: int | None = None
 
     def __len__(self) -> int:
-        if self._length is None:  # the last batch is read only where the rows are counted
+        if self._length is None:  # read the last batch only if the rows are counted
             last = self._num_batches - 1
             size = len(self._checked(last, is_last=True)[0])
             self._length = last * self._size + size
@@ -228,13 +230,14 @@ class BatchRows:
 
 
 class SamplesReader:
-    """The port `Reader` over rows: one shard, whose records are the rows by index."""
+    """The `Reader` over rows: a single shard; record k is row k."""
 
     def __init__(self, rows: SampleRows, source: str, seed: int) -> None:
         """
         Args:
-            source: of the rows, for messages.
-            seed: of the job; goes into the metadata.
+            rows: The rows.
+            source: Source of the rows, for messages.
+            seed: Seed of the job, for the metadata.
         """
         self._rows = rows
         self._source = source
@@ -258,7 +261,7 @@ class SamplesReader:
 
 
 def pack(specs: Sequence[ColumnSpec], columns: Sequence[Column]) -> list[bytes]:
-    """Return a record for each row: all columns of a fixed length in order, of texts their lengths; then the texts."""
+    """Return a record for each row: the fixed-length part of all columns in order, then all texts."""
     num_rows = len(columns[0])
     texts: list[list[bytes]] = [[] for _ in range(num_rows)]
     parts = []

@@ -1,15 +1,15 @@
-"""From the name of a data source to its files, their checksums, and the errors that every reader over files shares.
+"""Find the files of a data source, and check their checksums; also the errors shared by all readers of files.
 
-A source is a file, a directory (its files; those of its subdirectories where all are partitions), or a glob pattern.
-Files whose names begin with a dot or an underscore are not data, nor are their checksums.  Files are found without
-being read.
+A source is a file, a directory (its files, or those of its subdirectories if all of these are partitions), or a glob
+pattern.  Files with names that begin with a dot or an underscore are not data; neither is a file of checksums.  Finding
+files does not read them.
 
 `need` imports a package that only some readers use, with an error that names the package to install.
 
-`find_remote_files`: from the URL of a data source in storage to its files: a file, a directory, or a pattern.
+`find_remote_files`: the files of a data source in storage, given by the URL of a file, a directory, or a pattern.
 
-`SHA256SUMS` beside the data: the output of `sha256sum *`, compared with each file before its first record is given.
-`sha256sum --check SHA256SUMS` does the same by hand.  A directory without one is read as it is.
+`SHA256SUMS` next to the data: the output of `sha256sum *`, compared with each file before its first record is read.
+`sha256sum --check SHA256SUMS` makes the same check by hand.  A directory without this file is not checked.
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ _log = logging.getLogger("elasticdl.data")
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Makes every error of a library that reads someone's data an error of these data.
+    """Return a context that converts any error of a library that reads data to a `DataError`.
 
-    Damaged bytes make parsers raise nearly anything: an error here is the data's, and its traceback is for debugging.
+    Damaged data make parsers raise nearly anything, so an error is blamed on the data; its traceback is logged at level
+    DEBUG.
 
     Args:
-        what: is read: a file, a directory, a table.
+        what: The data being read: a file, a directory, a table.
 
     Raises:
-        DataError: instead of any other error.
+        DataError: Instead of any other error.
     """
     try:
         yield
@@ -75,10 +76,10 @@ def reading(what: str) -> Iterator[None]:
 
 
 def find_files(source: str) -> list[str]:
-    """Paths of the data files of a source, sorted, at least one.
+    """Return the paths of the data files of a source, sorted; at least one.
 
     Raises:
-        DataError: there is none, a link to one leads nowhere, or a name is not UTF-8.
+        DataError: There is no file, a link is broken, or a name is not UTF-8.
     """
     if not source:
         raise DataError("The name of the data source is empty.", "Name a file or directory.")
@@ -94,7 +95,7 @@ def find_files(source: str) -> list[str]:
         if paths:
             return paths
         raise DataError(f"No file matches {source}.", "Check the pattern, and that the data is mounted where it says.")
-    _files_of([source])  # a link there says where it leads
+    _files_of([source])  # raises a better error if the source is a broken link
     parent = os.path.dirname(source) or "."
     there = "its parent directory exists" if os.path.isdir(parent) else f"{parent} does not exist either"
     raise DataError(
@@ -104,34 +105,38 @@ def find_files(source: str) -> list[str]:
 
 
 class FoundFiles:
-    """The files of sources, as `find_files` finds them, for a process that asks twice when a job begins."""
+    """Keeps the result of `find_files` for a second use, since a process needs it twice when a job begins."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[str]] = {}
 
     def find(self, source: str) -> list[str]:
-        """Find the files of a source, and keep their list."""
+        """Find the files of a source, and keep the list."""
         found = self._found[source] = find_files(source)
         return found
 
     def take(self, source: str) -> list[str]:
-        """Return the list that is kept, once; else find the files."""
+        """Return the kept list and drop it; without a kept list, find the files."""
         found = self._found.pop(source, None)
         return find_files(source) if found is None else found
 
 
 def partition_dtypes(spec: JobSpec, find: Callable[[str], list[str]] | None = None) -> dict[str, str]:
-    """The types of the columns in the names of the directories of a job's data, by key, for all flags together.
+    """Return the types of the partition columns (in names of directories) of a job's data, for all flags together.
 
-    A process that lists the files later may find others, and those for validation may have other values.
+    They are determined once for the job: a process that lists the files later may find others, and the validation data
+    may have other values.
 
     Args:
-        spec: of the job.
-        find: instead of `find_files`.
+        spec: The job's flags.
+        find: Replaces `find_files`.
+
+    Returns:
+        Maps keys, the names before `=`, to "int64" or "string".
 
     Raises:
-        DataError: the flags say a type that values are not of, or that of a column that is in no name.
-        StorageUnreachable: the storage does not answer.
+        DataError: A type in the flags does not fit the values, or is for a column that is in no name.
+        StorageUnreachable: The storage does not respond.
     """
     origins = filter(None, (spec.training_data, spec.validation_data, spec.prediction_data))
     sources = [source for origin in origins for source in split_sources(origin)]
@@ -142,12 +147,12 @@ def partition_dtypes(spec: JobSpec, find: Callable[[str], list[str]] | None = No
             if not is_url(source) and _may_have_partitions(source)
         ]
     except (ElasticDLError, OSError) as error:
-        if isinstance(error, StorageUnreachable) and not spec.job_command:  # it may answer the reader: no types for all
+        if isinstance(error, StorageUnreachable) and not spec.job_command:  # else a later success would lack the types
             raise
         return {}  # the reader of these data raises the error
     given = spec.data_reader_params_dict().get("partition_dtypes", {})
     if not isinstance(given, dict):
-        return {}  # as above
+        return {}  # the reader raises the error
     dtypes = dtypes_of((values for one in partitions for values in one.values.values()), given)
     unknown = sorted(set(given) - set(dtypes))
     if unknown:
@@ -164,7 +169,7 @@ def partition_dtypes(spec: JobSpec, find: Callable[[str], list[str]] | None = No
 
 
 def _may_have_partitions(source: str) -> bool:
-    """Whether to look at each file of a source, of which there may be millions."""
+    """Return whether a source may have partitions, so that its files, possibly millions, must be listed."""
     if is_remote(source) and not glob.has_magic(source):
         return True
     if os.path.isdir(source):
@@ -173,12 +178,12 @@ def _may_have_partitions(source: str) -> bool:
 
 
 def with_partition_dtypes(spec: JobSpec, dtypes: Mapping[str, str]) -> JobSpec:
-    """Return a job whose readers need not find these types."""
+    """Return the job's flags with these types, so that its readers need not determine them."""
     if not dtypes:
         return spec
     others = [part for part in split_params(spec.data_reader_params) if not part.strip().startswith("partition_dtypes")]
     params = ";".join([*others, f"partition_dtypes={dict(dtypes)}"])
-    if hide_in_flag("data_reader_params", params) != params:  # workers take secret flags from elsewhere
+    if hide_in_flag("data_reader_params", params) != params:  # a secret flag, which workers get in another way
         return spec
     return replace(spec, data_reader_params=params)
 
@@ -226,8 +231,8 @@ def _check_beside(directory: str, files: Sequence[str], in_partitions: Iterable[
     """Check that files of a directory do not hide those of its partitions.
 
     Raises:
-        DataError: partitions hold files of the same kind, or the files are of none that their names tell: one of JSON
-            may describe the data, such as metadata.json.
+        DataError: Partitions contain files of the same kind; or the kind of the files is not clear from their names
+            (a JSON file such as metadata.json may describe the data).
     """
     kind = type_by_ending(files)
     is_any = kind == "RecordIO" or all(path.lower().endswith(".json") for path in files)
@@ -242,10 +247,10 @@ def _check_beside(directory: str, files: Sequence[str], in_partitions: Iterable[
 
 
 def _files_of(paths: Iterable[str]) -> list[str]:
-    """Return the paths of files.
+    """Return only those paths that are files.
 
     Raises:
-        DataError: a link leads nowhere: without its file the job would train on a part of the data; or the name of a
+        DataError: A link is broken (without its file the job would train only on a part of the data), or the name of a
             file cannot be sent to the workers.
     """
     files = []
@@ -265,7 +270,7 @@ def check_name(path: str) -> None:
     """Check that a path can be sent to the workers.
 
     Raises:
-        DataError: it is not UTF-8.
+        DataError: The path is not UTF-8.
     """
     shown = path.encode(errors="backslashreplace").decode()
     if shown != path:
@@ -275,12 +280,12 @@ def check_name(path: str) -> None:
 
 
 def no_records(source: str) -> DataError:
-    """The error for a source whose files hold no record at all."""
+    """Return the error for a source without any record."""
     return DataError(f"The data source {source} has no records.", "Check that the files were written completely.")
 
 
 def shard_not_of_source(shard: Shard, source: str, num_records: int | None = None) -> DataError:
-    """The error for a shard, or a slice of one, that a source does not have."""
+    """Return the error for a shard, or a slice of one, that a source does not have."""
     has = "" if num_records is None else f": it has {num_records} records"
     return DataError(
         f"Records {shard.start} to {shard.end} of {shard.name} are not in the data source {source}{has}.",
@@ -289,15 +294,15 @@ def shard_not_of_source(shard: Shard, source: str, num_records: int | None = Non
 
 
 def need(module: str, what: str, requirement: str) -> Any:
-    """A module of an optional package.
+    """Import and return a module of an optional package.
 
     Args:
-        module: to import.
-        what: needs it, in the plural.
-        requirement: for pip.
+        module: Name of the module.
+        what: What needs it, in the plural, for the message.
+        requirement: Requirement for pip.
 
     Raises:
-        DataError: it is not installed.
+        DataError: The package is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -313,16 +318,16 @@ _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 
 
 def is_data(path: str, *patterns: str) -> bool:
-    """Whether a name is one of data: not hidden from patterns of names, and no description of data."""
+    """Return whether a path is data: its name is not hidden (unless a pattern asks for it), and not a description."""
     name = os.path.basename(path)
     return name not in DESCRIPTIONS and not is_hidden(name, patterns)
 
 
 def find_remote_files(source: str) -> list[str]:
-    """URLs of the data files of a source, sorted, at least one.
+    """Return the URLs of the data files of a source, sorted; at least one.
 
     Raises:
-        DataError: there is none, or storage cannot be reached.
+        DataError: There is no file, or the storage cannot be reached.
     """
     storage = storage_of(source)
     if not KINDS[scheme_of(source)].can_list:
@@ -368,7 +373,7 @@ def _warn_of_manifest(source: str) -> None:
 
 
 def _below(storage: Storage, directory: str) -> Iterator[str]:
-    """The files of a directory and of those in it, sorted."""
+    """Yield the files of a directory and of all directories below it, sorted."""
     for one in sorted(storage.list(directory), key=lambda one: one.url):
         if is_data(one.url.rstrip("/")):
             yield from _below(storage, one.url) if one.is_directory else (one.url,)
@@ -379,7 +384,7 @@ def _hold_images(storage: Storage, directories: list[str]) -> bool:
 
 
 def _matching(storage: Storage, pattern: str) -> list[str]:
-    """Files that match a pattern, found name by name from the first one that is a pattern on."""
+    """Return the files that match a pattern; list directories level by level from the first name with a wildcard."""
     names = pattern.split("/")
     if "**" in names:
         raise DataError(f"The pattern {pattern} has a ** in it.", "Name the directories, with commas between.")
@@ -406,10 +411,10 @@ _HINT = f"The file was damaged or replaced: copy or write it again, or make {MAN
 
 
 def check_file(path: str) -> None:
-    """Checks a file against the manifest of its directory, if there is one.
+    """Check a file against the manifest of its directory, if there is one.
 
     Raises:
-        DataError: it differs, or is not listed.
+        DataError: The file differs, or is not listed.
     """
     directory, name = os.path.split(path)
     sums = read_manifest(directory or ".")
@@ -418,10 +423,10 @@ def check_file(path: str) -> None:
 
 
 def check_directory(directory: str) -> None:
-    """Checks all files that the manifest of a directory lists, if there is one.
+    """Check all files listed in the manifest of a directory, if there is one.
 
     Raises:
-        DataError: one differs or is missing.
+        DataError: A file differs or is missing.
     """
     sums = read_manifest(directory)
     for name in sums or ():
@@ -429,19 +434,19 @@ def check_directory(directory: str) -> None:
 
 
 def check_content(sums: Mapping[str, str], directory: str, name: str, data: bytes) -> None:
-    """Checks what was read of a file.
+    """Check the content of a file against a manifest.
 
     Raises:
-        DataError: it differs, or is not listed.
+        DataError: The content differs, or the file is not listed.
     """
     _compare(sums, directory, name, lambda: hashlib.sha256(data).hexdigest())
 
 
 def read_manifest(directory: str) -> Mapping[str, str] | None:
-    """Names of files, as paths below the directory, and their SHA-256; None: there is no manifest.
+    """Return a map from file names, relative to the directory, to their SHA-256; None: there is no manifest.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: The manifest cannot be read.
     """
     path = os.path.join(directory, MANIFEST)
     try:
@@ -461,15 +466,15 @@ def read_manifest(directory: str) -> Mapping[str, str] | None:
                 f"Make it with sha256sum * > {MANIFEST}.",
             )
         found[os.path.normpath(match[2])] = match[1].lower()
-    found.pop(MANIFEST, None)  # `sha256sum *` lists the one that it replaces
+    found.pop(MANIFEST, None)  # `sha256sum *` also lists an older manifest
     return found
 
 
 def write_manifest(directory: str, paths: Iterable[str]) -> None:
-    """Writes the manifest of files in a directory.
+    """Write the manifest of files in a directory.
 
     Raises:
-        OSError: it, or a file, cannot be read or written.
+        OSError: A file cannot be read, or the manifest cannot be written.
     """
     lines = [f"{_sum_of(path)}  {os.path.relpath(path, directory)}\n" for path in sorted(paths)]
     with open(os.path.join(directory, MANIFEST), "w", encoding="utf-8", errors="surrogateescape") as file:

@@ -1,12 +1,11 @@
-"""SQL tables, read by record number: `sqlite:///path?table=t`, `postgresql://user@host/db?table=t`, `mysql://…`.
+"""Read SQL tables by record number: `sqlite:///path?table=t`, `postgresql://user@host/db?table=t`, `mysql://…`.
 
-Rows are in the order of a unique key.  The index holds every 256th key, found by one statement; a range is read by the
-keys around it, never by counting rows from the table's begin.  A block that no longer has its rows is an error: a table
-must not change while a job reads it.  Speaks SQL through SQLAlchemy alone.
+Rows are ordered by a unique key.  The index contains every 256th key and is built by one statement; a range is selected
+by the keys around it, not by counting rows from the start of the table.  A changed number of rows in a block is an
+error: a table must not change while a job reads it.  All access uses SQLAlchemy.
 
-`OutputTable`: a table that a job writes its outputs to, rows by key, in transactions that may be repeated.
-
-A transaction removes the rows of its keys before it adds them, so a task that is done twice leaves each row once.
+`OutputTable`: a table to which a job writes its outputs, rows by key, in transactions that may be repeated.  A
+transaction deletes the rows of its keys before it inserts them, so that a repeated task leaves each row once.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from elasticdl_client.errors import DataError, FlagError
 from elasticdl_client.secret_values import hide
 
 _BLOCK = 256
-_PAUSES_S = tuple(min(0.05 * 2**attempt, 10.0) for attempt in range(9))  # 23 s; a restart takes seconds
-_OF_TABLE = ("table", "schema", "key")  # in the query of a URL: not the database's
+_PAUSES_S = tuple(min(0.05 * 2**attempt, 10.0) for attempt in range(9))  # 23 s in all; restarts take seconds
+_OF_TABLE = ("table", "schema", "key")  # ours in the query of a URL; all other options are the database's
 _DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgres": "postgresql+psycopg",
     "mysql": "mysql+pymysql",
     "mariadb": "mariadb+pymysql",
 }
-_PACKAGES = {  # of drivers: the databases, and pip's names
+_PACKAGES = {  # driver → what needs it, requirement for pip
     "psycopg": ("PostgreSQL tables", "psycopg[binary]"),
     "pymysql": ("tables of MySQL and MariaDB", "pymysql[rsa]"),
 }
@@ -47,14 +46,16 @@ class SqlTable:
     """The rows of one table."""
 
     def __init__(self, url: str, key: str, selection: Selection) -> None:
-        """Reads the table's columns.
+        """Connect and read the table's columns.
 
         Args:
-            url: with `table=` in its query, `key=` too unless the table's primary key is one column; `schema=`.
-            key: of --data_reader_params; empty: that of the URL, or the primary key.
+            url: URL with `table=` in its query; also `key=`, unless the primary key is one column; `schema=` is
+                optional.
+            key: Key column from --data_reader_params; empty: from the URL, or the primary key.
+            selection: Selected columns.
 
         Raises:
-            DataError: no such table or column, or it has no key.
+            DataError: The table or a column does not exist, or the table has no key.
         """
         self.where = hide(url)
         sql, parsed, query = parse(url)
@@ -90,7 +91,7 @@ class SqlTable:
         return encode_table(columns, len(rows), self._is_exact)
 
     def _blocks(self, first: int, last: int) -> list[Any]:
-        """The rows of consecutive blocks."""
+        """Return the rows of consecutive blocks."""
         keys, count = self._found()["keys"], len(self)
         statement = self._sql.select(*(self._table.c[name] for name in self.types)).order_by(self._key)
         statement = statement.where(self._key >= keys[first].item())
@@ -117,7 +118,7 @@ class SqlTable:
             return self._index
 
     def _build(self) -> Arrays:
-        """Every 256th key, and how many rows there are."""
+        """Return every 256th key, and the number of rows."""
         sql, key = self._sql, self._key
         numbered = sql.select(key.label("k"), sql.func.row_number().over(order_by=key).label("n")).subquery()
         statement = sql.select(numbered.c.k).where((numbered.c.n - 1) % _BLOCK == 0).order_by(numbered.c.k)
@@ -135,14 +136,14 @@ class SqlTable:
         return {"keys": np.array(keys), "count": np.array(count)}
 
     def _run(self, statement: Any) -> list[Any]:
-        """Return the rows of a statement, sent again if the database, which has answered before, does not."""
+        """Return the rows of a statement; retry for some seconds if the database does not respond."""
         try:
             for pause_s in _PAUSES_S:
                 with contextlib.suppress(self._sql.exc.OperationalError):
                     return self._rows(statement)
                 time.sleep(pause_s)
             return self._rows(statement)
-        except (ValueError, TypeError) as error:  # SQLite keeps any value in a column of times
+        except (ValueError, TypeError) as error:  # SQLite accepts any value in a column of times
             raise DataError(
                 f"{self.where}: a date or time cannot be read: {error}.",
                 "Name the columns to read with --columns, or read a view that converts it: CAST(x AS TEXT).",
@@ -198,14 +199,14 @@ class SqlTable:
     def _failed(self, error: Any) -> DataError:
         cause = getattr(error, "orig", None) or error
         arguments: tuple[Any, ...] = getattr(cause, "args", ())
-        message = arguments[1] if len(arguments) == 2 and isinstance(arguments[0], int) else cause  # PyMySQL's numbers
+        message = arguments[1] if len(arguments) == 2 and isinstance(arguments[0], int) else cause  # PyMySQL
         return DataError(
             f"{self.where}: {str(message).strip().splitlines()[0]}.", "Check the URL, its table and rights."
         )
 
 
 def sql_reader(urls: Sequence[str], key: str, selection: Selection, seed: int) -> PartsReader:
-    """The `Reader` over tables: each a shard, named by its URL without its password."""
+    """Return the `Reader` over tables: each table is a shard, named by its URL without the password."""
     by_name = {hide(url): url for url in urls}
     first = SqlTable(urls[0], key, selection)
 
@@ -225,14 +226,13 @@ def sql_reader(urls: Sequence[str], key: str, selection: Selection, seed: int) -
 
 
 def parse(url: str) -> tuple[Any, Any, dict[str, Any]]:
-    """Return SQLAlchemy, its URL of a database, and the options for a table in the query of the URL.
+    """Return the module SQLAlchemy, its URL of the database, and the options `table`, `schema` and `key` of the URL.
 
     Args:
-        url: `table`, `schema` and `key` in its query are not the database's; a password that is not in it is that of
-            PGPASSWORD or MYSQL_PWD.
+        url: URL of a database; a password that is not in the URL is taken from PGPASSWORD or MYSQL_PWD.
 
     Raises:
-        DataError: it is no URL of a database, or a package is missing.
+        DataError: The URL is not that of a database, or a package is missing.
     """
     sql = need("sqlalchemy", "SQL tables", "sqlalchemy")
     try:
@@ -258,7 +258,7 @@ def _check_file(parsed: Any) -> None:
 
 
 def _stamp(path: str) -> list[list[int]]:
-    """Return a stamp that changes with a database of SQLite: of the file, or of its log while there is one."""
+    """Return a value that changes with an SQLite database: sizes and times of the file, and of its log if it exists."""
     found = []
     for name in (path, f"{path}-wal"):
         with contextlib.suppress(FileNotFoundError):
@@ -268,7 +268,7 @@ def _stamp(path: str) -> list[list[int]]:
 
 
 def _whole(value: Any) -> int:
-    """SQLite keeps any value in a column of whole numbers."""
+    """Return a value as an integer; raise for a fraction: SQLite accepts any value in an integer column."""
     if isinstance(value, float) and not value.is_integer():
         raise ValueError(f"{value} is no whole number")
     return int(value)
@@ -277,32 +277,32 @@ def _whole(value: Any) -> int:
 def _bytes(value: Any) -> bytes:
     if value is None:
         return b""
-    if isinstance(value, set):  # of MySQL's type SET
+    if isinstance(value, set):  # MySQL's type SET
         return ",".join(sorted(value)).encode()
     return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else str(value).encode()
 
 
 Columns = Mapping[str, npt.NDArray[Any]]
 _NAME_A_KEY = "The first of --prediction_columns is the table's key: name one with another value in each record."
-_LONGEST_KEY = 255  # characters; MySQL has no key of texts of any length
+_LONGEST_KEY = 255  # characters; MySQL requires a length for text keys
 
 
 class OutputTable:
-    """A table, which is made with its first rows."""
+    """A table for outputs; it is created with the first rows."""
 
     def __init__(self, url: str, key: str) -> None:
         """
         Args:
-            url: with `table=` in its query, and maybe `schema=`.
-            key: the column that is its primary key.
+            url: URL with `table=` in its query; `schema=` is optional.
+            key: Name of the primary key column.
 
         Raises:
-            DataError: a package for the URL is not installed, or it names no table.
+            DataError: A package for the URL is not installed, or the URL names no table.
         """
         self._where = hide(url)
         self._sql, parsed, query = parse(url)
         engine = _engine(self._sql, parsed)
-        # A higher level would lock gaps between keys on MySQL, which deadlocks with a worker that adds rows in them.
+        # At a higher level MySQL locks gaps between keys: deadlocks with a worker that inserts rows in such a gap.
         is_sqlite = engine.dialect.name == "sqlite"
         self._engine = engine if is_sqlite else engine.execution_options(isolation_level="READ COMMITTED")
         self._has_nan = engine.dialect.name not in ("mysql", "mariadb")
@@ -311,14 +311,14 @@ class OutputTable:
         self._table: Any = None
 
     def replace(self, columns: Columns) -> None:
-        """Write rows in one transaction, in the place of those with the same keys.
+        """Write rows in one transaction; they replace rows with the same keys.
 
         Args:
-            columns: of equal length; of several values a row each becomes a column, NAME_0 and so on.  NaN is NULL in
-                MySQL and MariaDB, which have none.
+            columns: Columns of equal length.  With several values per row, each becomes a column NAME_0, NAME_1 ….  NaN
+                becomes NULL in MySQL and MariaDB, because they have no NaN.
 
         Raises:
-            DataError: the database refuses them.
+            DataError: The database refuses the rows.
         """
         columns = dict(part for name, values in columns.items() for part in _flat(name, values))
         sql = self._sql
@@ -330,9 +330,9 @@ class OutputTable:
             for pause_s in _PAUSES_S:
                 try:
                     return self._write(table, rows)
-                except sql.exc.IntegrityError:  # another worker writes the same rows, and has committed by now
+                except sql.exc.IntegrityError:  # another worker has just written the same rows: try again
                     continue
-                except sql.exc.OperationalError:  # a deadlock with such a worker, or the database starts again
+                except sql.exc.OperationalError:  # a deadlock with such a worker, or the database restarts
                     time.sleep(pause_s)
             self._write(table, rows)
         except sql.exc.SQLAlchemyError as error:
@@ -350,10 +350,10 @@ class OutputTable:
         """Check at the end of a job that each record has a row.
 
         Args:
-            least: the number of its records.
+            least: Minimum number of rows: the job's number of records.
 
         Raises:
-            DataError: records with the same key have taken each other's place, or the database refuses.
+            DataError: Records with the same key have overwritten each other, or the database refuses the query.
         """
         sql = self._sql
         count = sql.select(sql.func.count()).select_from(sql.table(self._name, schema=self._schema))
@@ -368,10 +368,10 @@ class OutputTable:
             raise DataError(what, _NAME_A_KEY)
 
     def _made(self, columns: Columns) -> Any:
-        """Return the table, which is made if there is none.
+        """Return the table; create it if it does not exist.
 
         Raises:
-            DataError: there is one with other columns.
+            DataError: The table exists with other columns.
         """
         sql = self._sql
         made = sql.Table(
@@ -410,7 +410,7 @@ class OutputTable:
             found = [one.decode(errors="backslashreplace") if isinstance(one, bytes) else one for one in found]
         if self._has_nan or name == self._key:
             return found
-        return [value if value == value else None for value in found]  # NaN alone differs from itself
+        return [value if value == value else None for value in found]  # only NaN differs from itself
 
     def _column(self, name: str, values: npt.NDArray[Any]) -> Any:
         sql, is_key = self._sql, name == self._key
@@ -420,11 +420,11 @@ class OutputTable:
 
 
 def check_unused_table(url: str) -> None:
-    """Check that the table of --prediction_outputs has no rows: those of two jobs would be mixed up.
+    """Check that the table of --prediction_outputs has no rows: rows of two jobs would be mixed up.
 
     Raises:
-        FlagError: it has.
-        DataError: the database cannot be read.
+        FlagError: The table has rows.
+        DataError: The database cannot be read.
     """
     where = hide(url)
     sql, parsed, query = parse(url)
@@ -446,15 +446,15 @@ def check_unused_table(url: str) -> None:
 
 
 def _engine(sql: Any, url: Any) -> Any:
-    """Return an engine that keeps no connection between two tasks: a job may have more workers than a server takes."""
+    """Return an engine that keeps no connection between tasks: the workers could exceed the server's limit."""
     return sql.create_engine(url, poolclass=sql.pool.NullPool)
 
 
 def _table_of(query: Mapping[str, Any], where: str) -> tuple[str, str | None]:
-    """Return the name and the schema of the table of a URL.
+    """Return the name and the schema of the table in a URL.
 
     Raises:
-        DataError: it names none.
+        DataError: The URL names no table.
     """
     if not query.get("table"):
         raise DataError(f"{where} names no table.", "Write it after the URL: ?table=NAME.")
@@ -469,7 +469,7 @@ def _refused(where: str, error: Any) -> DataError:
 
 
 def _flat(name: str, values: npt.NDArray[Any]) -> list[tuple[str, npt.NDArray[Any]]]:
-    """Return a column of its name, or one for each of several values a sample, as in CSV files."""
+    """Return a column under its name, or as one column per value if rows have several values, as in CSV files."""
     if values.ndim == 1:
         return [(name, values)]
     flat = values.reshape(len(values), int(np.prod(values.shape[1:])))

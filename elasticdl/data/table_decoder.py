@@ -1,10 +1,10 @@
-"""Records of typed sources and CSV rows back to columns, and the default feed's features and label among them.
+"""Decode records of typed sources and CSV rows to columns; choose the features and the label for the default feed.
 
-Records that `elasticdl.data.table_encoder` wrote have the same features in the same order, so all are walked through
-together, one field after the other.  Others go through `elasticdl.data.example`.
+Records written by `elasticdl.data.table_encoder` have the same features in the same order, so all of them are decoded
+together, field by field.  Other records are decoded by `elasticdl.data.example`.
 
-The default feed serves modules without one: which columns are features, which one is the label.  The feeds themselves
-are in `elasticdl.frameworks`, one for each framework.
+Modules without a `feed` use the default feed; here it is decided which columns are features, and which one is the
+label.  The feeds themselves are in `elasticdl.frameworks`, one per framework.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from elasticdl.data.reader import Metadata
 from elasticdl.data.text import common_type, encoded, split_rows
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
-Column: TypeAlias = "NDArray[Any] | list[Any]"  # a list of bytes, or of lists of them
+Column: TypeAlias = "NDArray[Any] | list[Any]"  # the list: bytes, or lists of bytes
 _BYTES, _FLOATS = 1, 2  # fields of tf.train.Feature
 _LONGEST_VARINT = 10
 _LIST_DTYPES = {"int64": "i8", "float64": "f4", "string": "O"}
 
 
 class _OtherLayout(Exception):
-    """Not all records have the same features in the same order."""
+    """Raised if the records do not all have the same features in the same order."""
 
 
 def decode(records: Sequence[bytes], table: FeedColumns) -> dict[str, Column]:
-    """The used columns of records: numbers [records, *shape] (float32, int64), or a list of bytes.
+    """Return the used columns of records: numbers [records, *shape] (float32, int64), or a list of bytes.
 
-    Lists of any length: numbers [records, longest], filled up with 0; of texts a list for each record.
+    Columns of lists of any length become numbers [records, longest], padded with 0, or one list of texts per record.
 
     Raises:
-        DataError: a record that is not of the table, or lacks a whole number.
+        DataError: A record does not fit the table, or lacks a whole number.
     """
     if table.delimiter:
         return _from_rows(records, table)
@@ -67,7 +67,7 @@ def _with_lists(records: Sequence[bytes], table: FeedColumns) -> dict[str, Colum
 
 
 def _filled_up(name: str, dtype: str, parts: Sequence[tuple[list[int], NDArray[Any]]], num_records: int) -> Column:
-    """Lists of one column, from what `parse_all` found; the others are empty."""
+    """Return the lists of one column from the parts found by `parse_all`; records without a part get an empty list."""
     wanted = np.dtype(_LIST_DTYPES[dtype])
     if any(values.dtype != wanted for _, values in parts):
         raise DataError(f"The column {name} of a record does not hold {dtype}.")
@@ -104,10 +104,10 @@ def _from_rows(records: Sequence[bytes], table: FeedColumns) -> dict[str, Column
 
 
 def numbers_of_cells(name: str, dtype: str, texts: Sequence[str]) -> Column:
-    """Return the numbers [rows], float64 or int64, of the fields of a column of CSV rows.
+    """Return the fields of a CSV column as numbers [rows], float64 or int64.
 
     Raises:
-        DataError: a field is none.
+        DataError: A field is not such a number.
     """
     number: Callable[[str], float] = _fraction if dtype == "float64" else int
     values: list[float] = []
@@ -127,7 +127,7 @@ def _fraction(text: str) -> float:
 
 
 class _Walk:
-    """One position in each record, moving through all of them together."""
+    """A cursor with one position per record, which moves through all records together."""
 
     def __init__(self, records: Sequence[bytes], num_columns: int) -> None:
         self._records = records
@@ -140,7 +140,7 @@ class _Walk:
         self._at = self._starts.copy()
 
     def spans(self) -> dict[str, Callable[[tuple[int, ...]], Column]]:
-        """For each feature, what gives its values in a shape."""
+        """Return for each feature a function from a shape to its values."""
         found: dict[str, Callable[[tuple[int, ...]], Column]] = {}
         if not self._records:
             return found
@@ -186,14 +186,14 @@ class _Walk:
                 return lambda shape: self._integers(name, begins, lengths, shape)
 
     def _pieces(self, after: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sizes of the only pieces of lists."""
+        """Enter the single packed piece of each list; return the sizes."""
         lengths = self._enter(0x0A)
         if (self._at + lengths != after).any():
             raise _OtherLayout
         return lengths
 
     def _enter(self, tag: int) -> NDArray[np.int64]:
-        """Goes to the begin of a field's content; its sizes."""
+        """Move to the content of a field with this tag; return its size in each record."""
         if (self._data[self._at] != tag).any():
             raise _OtherLayout
         self._at = self._at + 1
@@ -246,19 +246,19 @@ def _without_value(name: str) -> Column:
     raise missing_number(name)
 
 
-_SHOWN = 200  # characters of a wrong row or field
+_SHOWN = 200  # maximum number of characters quoted from a wrong row or field
 
 
 @dataclass(frozen=True, slots=True)
 class FeedColumns:
-    """A source's columns as the default feed takes them.
+    """The columns of a source for the default feed.
 
     Attributes:
-        dtypes: name to "int64", "float64", "string" or "image", of all columns of a record, in order.
-        shapes: name to the shape of its values; (-1,): it varies.
-        features: names of those that the model is given.
-        label: name of the label's column; empty: for prediction.
-        delimiter: of CSV rows; empty: records are tf.train.Example.
+        dtypes: "int64", "float64", "string" or "image" for all columns of a record, by name, in order.
+        shapes: Shape of the values, by name; (-1,): it varies.
+        features: Names of the columns for the model.
+        label: Name of the label column; empty: prediction.
+        delimiter: Delimiter of CSV rows; empty: records are tf.train.Example.
     """
 
     dtypes: dict[str, str]
@@ -269,29 +269,30 @@ class FeedColumns:
 
     @property
     def used(self) -> tuple[str, ...]:
-        """Features and label."""
+        """The names of the features, and of the label if there is one."""
         return (*self.features, self.label) if self.label else self.features
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """Those of `used` that hold lists of any length."""
+        """The names of used columns with lists of any length."""
         return tuple(name for name in self.used if -1 in self.shapes.get(name, ()))
 
     @property
     def is_one_image(self) -> bool:
-        """The model is given the image itself, not a dictionary of columns."""
+        """Whether the model gets a single image, not a dictionary of columns."""
         return len(self.features) == 1 and self.dtypes[self.features[0]] == "image"
 
 
 def table_of(metadata: Metadata, is_prediction: bool, path: str) -> FeedColumns:
-    """How to make samples of a source with columns.
+    """Return the columns for the default feed.
 
     Args:
-        is_prediction: the label, if there is one, is left out.
-        path: of the user's module, for messages.
+        metadata: Metadata of the source.
+        is_prediction: Ignore the label, if there is one.
+        path: Path of the user's module, for messages.
 
     Raises:
-        ModelDefinitionError: the source has no columns, or no label is named.
+        ModelDefinitionError: The source has no columns, or no label is named.
     """
     dtypes = dict(metadata.column_dtypes)
     if not metadata.column_names or not dtypes:
@@ -323,7 +324,7 @@ def table_of(metadata: Metadata, is_prediction: bool, path: str) -> FeedColumns:
 
 
 def wrong_cell(column: str, dtype: str, value: str) -> DataError:
-    """A field of a CSV row that is not of its column's type."""
+    """Return the error for a field of a CSV row that does not have its column's type."""
     if not value.strip():
         what = f"A row has no value in the column {column}, which holds whole numbers"
     else:
@@ -339,8 +340,8 @@ def wrong_cell(column: str, dtype: str, value: str) -> DataError:
 
 
 def wrong_row(num_fields: int, num_columns: int, row: str = "") -> DataError:
-    """A CSV row with more or fewer fields than the header."""
-    shown = row[:_SHOWN].encode(errors="replace").decode()  # without the surrogates of what is not UTF-8
+    """Return the error for a CSV row with more or fewer fields than the header."""
+    shown = row[:_SHOWN].encode(errors="replace").decode()  # replace surrogates, which stand for invalid UTF-8
     return DataError(
         f"A row has {num_fields} fields, the header {num_columns}{row and ': '}{shown}",
         "Quote fields that hold the delimiter, a backslash (escapechar of pandas) does not help; --max_bad_records=N "
@@ -349,7 +350,7 @@ def wrong_row(num_fields: int, num_columns: int, row: str = "") -> DataError:
 
 
 def missing_number(column: str) -> DataError:
-    """A record of a typed source without the value of a whole number."""
+    """Return the error for a record of a typed source that lacks a whole number."""
     return DataError(
         f"A record has no value of the column {column}, which holds whole numbers.",
         f'Give it a value; or say --data_reader_params=\'column_dtypes={{"{column}": "float64"}}\', where missing is '

@@ -1,7 +1,7 @@
-"""Typed sources (Parquet, SQL, …): which of their columns records have, and records as tf.train.Example messages.
+"""Encode rows of typed sources (Parquet, SQL, …) as tf.train.Example messages; select the columns of a source.
 
-Works column by column; per record only pieces of bytes are joined.  Features of one float value come first, then all in
-the order of their names, so the same row gives the same bytes whatever it is read together with.
+Works column by column; per record only pieces of bytes are joined.  Float features of fixed size come first, then all
+others, each sorted by name, so that a row always gives the same bytes, regardless of the rows read with it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from elasticdl.data.reader import Metadata
 from elasticdl_client.errors import DataError
 
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
-_EXACT_IN_FLOAT32, _EXACT_IN_FLOAT64 = 1 << 24, 1 << 53  # whole numbers up to these are
+_EXACT_IN_FLOAT32, _EXACT_IN_FLOAT64 = 1 << 24, 1 << 53  # largest n such that all integers up to n are exact
 _log = logging.getLogger("elasticdl.data")
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Numbers of each row.
+    """A fixed number of numbers in each row.
 
     Attributes:
-        values: of shape (rows, …).
-        missing: rows without a value; None: no such row.
+        values: Array of shape (rows, …).
+        missing: Whether each row has no value, (rows,); None: all rows have values.
     """
 
     values: NDArray[Any]
@@ -41,11 +41,11 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """Numbers, as many in each row as there are.
+    """Any number of numbers in each row.
 
     Attributes:
-        values: of all rows.
-        offsets: where each row begins in them, and the end.
+        values: The values of all rows, concatenated.
+        offsets: The begin of each row in the values, and the end of the last row.
     """
 
     values: NDArray[Any]
@@ -54,14 +54,14 @@ class Lists:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """One value of bytes in each row."""
+    """One bytes value in each row."""
 
     values: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class TextLists:
-    """Values of bytes, as many in each row as there are."""
+    """Any number of bytes values in each row."""
 
     values: Sequence[Sequence[bytes]]
 
@@ -70,13 +70,15 @@ TableColumn: TypeAlias = Numbers | Lists | Texts | TextLists
 
 
 class _Heads(dict[int, bytes]):
-    """By size of what follows: the bytes before it."""
+    """Maps the size of a feature's packed values to the bytes that precede them; computed on demand."""
 
     def __init__(self, name: bytes, kind: int, is_list: bool, may_be_nothing: bool) -> None:
         """
         Args:
-            is_list: the next value is a whole list, not the one piece in it.
-            may_be_nothing: nothing at all is a list without values.
+            name: Name of the feature.
+            kind: Field number of the list in tf.train.Feature.
+            is_list: The following bytes are the whole list, not the single packed piece in it.
+            may_be_nothing: Size 0 means a list without values.
         """
         super().__init__()
         self._name = _field(1, name)
@@ -103,11 +105,12 @@ class _RecordHeads(dict[int, bytes]):
 
 
 def encode_table(columns: Mapping[str, TableColumn], num_rows: int, is_exact: bool = False) -> list[bytes]:
-    """One serialized tf.train.Example for each row.
+    """Return one serialized tf.train.Example per row.
 
     Args:
-        columns: by name, all of `num_rows` rows.
-        is_exact: see `Selection`; `exact_fractions` reads them.
+        columns: Columns by name, all with `num_rows` rows.
+        num_rows: Number of rows.
+        is_exact: See `Selection`; `exact_fractions` decodes such values.
     """
     if is_exact:
         columns = {name: _exact(column) for name, column in columns.items()}
@@ -126,7 +129,7 @@ def encode_table(columns: Mapping[str, TableColumn], num_rows: int, is_exact: bo
 
 
 def exact_fractions(values: Sequence[bytes]) -> NDArray[np.floating[Any]]:
-    """Return the fractions [rows] of a column that was encoded with `is_exact`, of the type that they have there."""
+    """Return the floating-point numbers [rows] of a column encoded with `is_exact`, in their original precision."""
     sizes = {len(value) for value in values}
     if len(sizes) == 1:
         return np.frombuffer(b"".join(values), f"<f{sizes.pop()}")
@@ -134,15 +137,16 @@ def exact_fractions(values: Sequence[bytes]) -> NDArray[np.floating[Any]]:
 
 
 def warn_if_rounded(name: str, values: NDArray[np.float64]) -> None:
-    """Warn once of a column of whole numbers of which a float32 rounds some, such as ids that were read as fractions.
+    """Warn once per column of floats that are whole numbers, if float32 rounds some of them: they may be ids.
 
     Args:
-        values: NaN: missing.
+        name: Name of the column.
+        values: Values of the column; NaN: missing.
     """
     sizes = np.abs(values)
     if not (sizes > _EXACT_IN_FLOAT32).any():
         return
-    known = values[sizes < _EXACT_IN_FLOAT64]  # larger ones are whole in any case
+    known = values[sizes < _EXACT_IN_FLOAT64]  # larger floats are always whole
     if (known.astype(np.float32) != known).any() and (known == np.floor(known)).all():
         _warn_of_rounded(name)
 
@@ -166,12 +170,12 @@ def _exact(column: TableColumn) -> TableColumn:
 
 
 def _is_fixed(column: TableColumn) -> bool:
-    """Whether all rows take the same number of bytes, whatever is in them."""
+    """Return whether all rows of a column are encoded in the same number of bytes."""
     return isinstance(column, Numbers) and column.values.dtype.kind == "f" and column.missing is None
 
 
 def _block(columns: Mapping[str, TableColumn], num_rows: int) -> list[bytes]:
-    """The entries of float columns together, a piece for each row."""
+    """Return the map entries of several float columns, one piece per row."""
     parts: list[NDArray[np.uint8]] = []
     for name, column in columns.items():
         assert isinstance(column, Numbers)
@@ -185,7 +189,7 @@ def _block(columns: Mapping[str, TableColumn], num_rows: int) -> list[bytes]:
 
 
 def _entries(name: bytes, column: TableColumn) -> list[bytes]:
-    """The map entries of one column, a piece for each row."""
+    """Return the map entries of one column, one per row."""
     match column:
         case Numbers(values, missing):
             width = math.prod(values.shape[1:])
@@ -212,7 +216,7 @@ def _kind(values: NDArray[Any]) -> int:
 
 
 def _packed(values: NDArray[Any], offsets: NDArray[np.int64]) -> list[bytes]:
-    """Packed numbers of each row."""
+    """Return the packed numbers of each row."""
     if values.dtype.kind == "f":
         data, places = values.astype("<f4").tobytes(), offsets * 4
     else:
@@ -231,12 +235,12 @@ def _field(number: int, content: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """Of a column.
+    """The type of a column.
 
     Attributes:
         dtype: "int64", "float64", "string" or "image".
-        shape: of one record's values, (-1,) if it varies.
-        unit: of dates and times; empty: a plain number.
+        shape: Shape of the values in one record; (-1,): it varies.
+        unit: Unit of dates and times; empty: plain numbers.
     """
 
     dtype: str
@@ -252,11 +256,12 @@ class Selection:
     """The user's choice of columns.
 
     Attributes:
-        features: of --columns, without the label; empty: all.
-        label: of --label_column; may be empty.
-        is_exact: single fractions are the bytes of a float64, not the float32 of a tf.train.Example.
-        dtypes: of column_dtypes: of CSV files those that are not to be guessed, of other files "float64" for whole
-            numbers of which some are missing.
+        features: Names from --columns, without the label; empty: all columns.
+        label: Name from --label_column; may be empty.
+        is_exact: Encode single floating-point numbers as bytes in their own precision, instead of float32 as usual in
+            a tf.train.Example.
+        dtypes: Types from column_dtypes.  For CSV files: the types that are not inferred.  For other files: "float64"
+            for columns of whole numbers with missing values.
     """
 
     features: tuple[str, ...] = ()
@@ -268,13 +273,14 @@ class Selection:
         object.__setattr__(self, "features", tuple(name for name in self.features if name != self.label))
 
     def of(self, available: Sequence[str], where: str) -> list[str]:
-        """The columns to read, in their order there.  A label that is not there is left out: predictions need none.
+        """Return the columns to read, in the order of the source.  A missing label is ignored: predictions need none.
 
         Args:
-            where: the source, for messages.
+            available: The columns of the source.
+            where: The source, for messages.
 
         Raises:
-            DataError: a column is not there.
+            DataError: A selected column does not exist.
         """
         unknown = next((name for name in self.dtypes if name not in available), None)
         if unknown is not None:
@@ -291,10 +297,10 @@ class Selection:
         return [name for name in available if name in wanted or name == self.label]
 
     def typed(self, types: Mapping[str, ColumnType], where: str) -> dict[str, ColumnType]:
-        """Return types of columns, with fractions in the place of whole numbers where the user asks for them.
+        """Return types of columns, with float64 instead of int64 if column_dtypes requests it.
 
         Raises:
-            DataError: a column holds something else.
+            DataError: A column in column_dtypes has another type.
         """
         found = dict(types)
         for name in set(self.dtypes) & set(types):
@@ -309,10 +315,10 @@ class Selection:
 
 
 def check_same(types: Mapping[str, ColumnType], path: str, expected: Mapping[str, ColumnType], first: str) -> None:
-    """Checks the columns of one part of a source against those of the first.
+    """Check that one part of a source has the same columns as the first part.
 
     Raises:
-        DataError: a column is missing, new or of another type.
+        DataError: A column is missing, new or has another type.
     """
     different = next((name for name in [*types, *expected] if types.get(name) != expected.get(name)), None)
     if different is not None:
@@ -324,7 +330,7 @@ def check_same(types: Mapping[str, ColumnType], path: str, expected: Mapping[str
 
 
 def describe(types: Mapping[str, ColumnType], selection: Selection, seed: int, delimiter: str = "") -> Metadata:
-    """The metadata of a source with these columns."""
+    """Return the metadata of a source with these columns."""
     return Metadata(
         column_names=tuple(types),
         column_dtypes=tuple((name, kind.dtype) for name, kind in types.items() if kind.dtype),

@@ -1,14 +1,14 @@
-"""The `Reader` over text files: CSV by the rules of RFC 4180, or one record a line.
+"""The `Reader` over text files: CSV as in RFC 4180, or one record per line.
 
-A record is the raw bytes of a row without its line end, and the values of its partition.  Rows are found by byte
-offsets through `TextIndex`, which one streaming pass builds; no file is ever held in memory.  Never splits a row into
-fields (the header excepted).
+A record is the raw bytes of a row without its line end, followed by the values of its partition.  Rows are found by
+byte offset through `TextIndex`, which is built in one streaming pass; a file is never completely in memory.  The reader
+does not split rows into fields (except the header).
 
 A quoted field begins with a quote right after a delimiter or at the start of a row; inside it, a doubled quote is a
 quote and a line end is data.  Elsewhere a quote is an ordinary character (as in Python's csv module).  Blank lines
-between CSV rows are no rows.  Rows end with LF or CRLF.
+between CSV rows are ignored.  Rows end with LF or CRLF.
 
-`guess_types` and `split_rows`: guesses at the types of columns, and rows taken apart into columns.
+`guess_types` infers the types of columns; `split_rows` splits rows into fields.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _log = logging.getLogger(__name__)
 _ROWS_BETWEEN_OFFSETS = 256
 _GUESSED_FROM = 1000
 _NUMBERS = ("int64", "float64")
-_SHOWN = 80  # bytes of a wrong row or field
+_SHOWN = 80  # maximum number of bytes quoted from a wrong row or field
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
 class TextIndex:
-    """Where the rows of one file are.
+    """The positions of the rows in one file.
 
     Attributes:
-        header: the raw header row; empty in a file without any row, and None where none is wanted.
-        offsets: of rows 0, 256, 512, … in bytes; the header is not counted.
-        num_records: rows without the header.
-        size_bytes: of the file when it was indexed.
+        header: The raw header row; empty if the file has no rows; None if the format has no header.
+        offsets: Offsets of rows 0, 256, 512, … in bytes; the header is not counted.
+        num_records: Number of rows without the header.
+        size_bytes: Size of the file when it was indexed.
     """
 
     header: bytes | None
@@ -64,16 +64,16 @@ class TextIndex:
     size_bytes: int
 
     def offset_after(self, row: int) -> int:
-        """The first known offset that is not before the end of the row before `row`."""
+        """Return the first known offset at or after the start of `row`."""
         number = -(-row // _ROWS_BETWEEN_OFFSETS)
         return self.offsets[number] if number < len(self.offsets) else self.size_bytes
 
     @classmethod
     def find(cls, file: DataFile, rules: TextRules) -> TextIndex:
-        """The index of a file from its cache, or built.
+        """Return the index of a file from its cache, or build it.
 
         Raises:
-            DataError: see `build`.
+            DataError: See `build`.
         """
 
         def arrays() -> Arrays:
@@ -90,10 +90,10 @@ class TextIndex:
 
     @classmethod
     def build(cls, file: DataFile, rules: TextRules) -> TextIndex:
-        """Reads a file once.
+        """Build the index by reading the file once.
 
         Raises:
-            DataError: if it cannot be read, or a quoted field is never closed.
+            DataError: The file cannot be read, or a quoted field is not closed.
         """
         header: bytes | None = None
         offsets: list[int] = []
@@ -113,7 +113,7 @@ class TextIndex:
 
 
 class TextReader:
-    """The `Reader` over text files: one shard a file, named by its path.  Files without rows are left out."""
+    """The `Reader` over text files: one shard per file, named by its path.  Files without rows are left out."""
 
     def __init__(
         self,
@@ -124,15 +124,16 @@ class TextReader:
         selection: Selection,
         seed: int,
     ) -> None:
-        """Opens no file yet.
+        """Create a reader, without opening a file.
 
         Args:
-            source: as the user named it; for messages.
-            paths: of the files.
-            rules: how rows are separated.
-            partitions: of CSV files with a header: rows end with those values that the header does not name.
-            selection: of the columns, for the metadata: records are whole rows.
-            seed: of the job; for the metadata.
+            source: The source as the user named it, for messages.
+            paths: Paths of the files.
+            rules: How rows are separated.
+            partitions: For CSV files with a header: values appended to the rows, unless the header has a column of the
+                same name.
+            selection: Selected columns, for the metadata; records are always whole rows.
+            seed: Seed of the job, for the metadata.
         """
         self._partitions = partitions
         self._selection = selection
@@ -153,7 +154,7 @@ class TextReader:
             if num_records:
                 shards.append(Shard(path, 0, num_records))
             else:
-                self._check(path)  # nothing of it will be read
+                self._check(path)  # `read` will not check it: it has no records
         if not shards:
             if self._rules.has_header:
                 self._header_names(self._with_header()[0])
@@ -183,11 +184,11 @@ class TextReader:
                 added = self._added(shard.name)
                 records = [row + added for _, row in islice(rows, skipped, skipped + len(shard))]
         if not is_remote(shard.name):
-            self._check(shard.name, True, shard.identity)  # it was not replaced meanwhile
+            self._check(shard.name, True, shard.identity)  # raises if it was replaced meanwhile
         return records
 
     def metadata(self) -> Metadata:
-        """Column names come from the header, which all files must share, types from the first rows of all together."""
+        """Return names from the header, which is the same in all files, and types from the first rows of all files."""
         if not self._rules.has_header:
             return Metadata(seed=self._seed)
         first, *others = self._with_header()
@@ -201,7 +202,7 @@ class TextReader:
         if not self._rules.quoted:
             return Metadata(column_names=names, seed=self._seed)
         names = names_in_header(names, first)
-        wanted = dict.fromkeys(self._selection.of(names, first))  # of a table of many columns each is looked up
+        wanted = dict.fromkeys(self._selection.of(names, first))  # a dict: fast lookups for tables with many columns
         rows, delimiter = self._first_rows(), self._rules.delimiter.decode()
         guessed = guess_types(rows, len(names), delimiter)
         known = dict(zip(names, guessed, strict=True))
@@ -217,7 +218,7 @@ class TextReader:
         return describe(types, self._selection, self._seed, delimiter)
 
     def _with_header(self) -> list[str]:
-        """Return the paths of the files that are not empty, as the files of a job may be that had no row for one."""
+        """Return the paths of non-empty files; another job may have written empty ones without a header."""
         indexes = {path: self._index(path) for path in self._paths}
         found = [path for path, index in indexes.items() if index.header or index.num_records]
         if not found:
@@ -239,7 +240,7 @@ class TextReader:
             )
 
     def _warn_of_missing(self, name: str, texts: Sequence[str]) -> None:
-        """Warn of a column that is read as texts because of texts that others write for missing numbers."""
+        """Warn of a column that is read as texts because other programs write such texts for missing numbers."""
         missing = next((text.strip() for text in texts if text.strip() in _MISSING), None)
         if missing is not None and _guess([text for text in texts if text.strip() not in _MISSING]) in _NUMBERS:
             _log.warning(
@@ -263,7 +264,7 @@ class TextReader:
         return (*self._header_names(path), *self._keys(path))
 
     def _keys(self, path: str) -> list[str]:
-        """Columns that are in the names of a file's directories alone; where the user names columns, those of them."""
+        """Return the partition keys of a file that are columns: selected ones, without those in its header."""
         partition = self._partitions.values.get(path)
         if not partition:
             return []
@@ -272,7 +273,7 @@ class TextReader:
         return [key for key in partition if key in wanted and key not in own]
 
     def _added(self, path: str) -> bytes:
-        """The values of its partition at the end of each row of a file."""
+        """Return the bytes to append to each row of a file: the values of its partition."""
         delimiter = self._rules.delimiter.decode()
         values = [self._partitions.value(path, key) for key in self._keys(path)]
         return "".join(delimiter + _quoted(value, delimiter) for value in values).encode()
@@ -301,7 +302,7 @@ class TextReader:
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[DataFile]:
-        """A file for one read; one of storage, which is a request to open, is opened once."""
+        """Return a context with a file for one read; a file in storage stays open, since opening it costs a request."""
         file = self._remote.get(path) or open_file(path)
         if file.is_local:
             with contextlib.closing(file):
@@ -311,7 +312,7 @@ class TextReader:
 
 
 def _stream(file: DataFile, begin: int, end: int) -> BinaryIO:
-    """A stream that begins at an offset: of storage all that is wanted, in requests at once."""
+    """Return a stream that begins at an offset; from storage, the whole range is fetched with concurrent requests."""
     if not file.is_local:
         return io.BytesIO(file.pread(end - begin, begin))
     stream = file.scan()
@@ -320,7 +321,7 @@ def _stream(file: DataFile, begin: int, end: int) -> BinaryIO:
 
 
 def _quoted(value: int | str | None, delimiter: str) -> str:
-    """A field of a CSV row."""
+    """Return a value as a field of a CSV row."""
     text = "" if value is None else str(value)
     is_plain = not any(mark in text for mark in (delimiter, '"', "\r", "\n"))
     return text if is_plain else '"' + text.replace('"', '""') + '"'
@@ -331,9 +332,9 @@ class TextRules:
     """How rows are separated.
 
     Attributes:
-        quoted: CSV: quotes may hold line ends, and blank lines are skipped; else each line is a row.
-        has_header: the first row of each file names the columns.
-        delimiter: one byte between the fields of a CSV row.
+        quoted: CSV: quoted fields may contain line ends, and blank lines are skipped; otherwise each line is a row.
+        has_header: The first row of each file contains the names of the columns.
+        delimiter: The byte between the fields of a CSV row.
     """
 
     quoted: bool
@@ -342,10 +343,16 @@ class TextRules:
 
 
 def rows_from(file: BinaryIO, offset: int, rules: TextRules, path: str) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes, without line end, of each row of a stream that begins at ``offset``, where a row begins.
+    """Yield the offset and the bytes, without line end, of each row of a stream.
+
+    Args:
+        file: The stream; it is at the start of a row.
+        offset: Offset of the stream's position in the file.
+        rules: How rows are separated.
+        path: Path of the file, for messages.
 
     Raises:
-        DataError: naming file and byte offset, if a quoted field is never closed.
+        DataError: A quoted field is not closed; the message has the file and the byte offset.
     """
     for line in file:
         start = offset
@@ -360,7 +367,7 @@ def rows_from(file: BinaryIO, offset: int, rules: TextRules, path: str) -> Itera
 
 
 def _join_quoted(file: BinaryIO, line: bytes, rules: TextRules, path: str, start: int) -> bytes:
-    """The whole row that begins with ``line``, which ends inside a quoted field."""
+    """Return the whole row that begins with ``line``; the line ends inside a quoted field."""
     lines = [line]
     inside = True
     while inside:
@@ -376,7 +383,7 @@ def _join_quoted(file: BinaryIO, line: bytes, rules: TextRules, path: str, start
 
 
 def ends_inside_quotes(line: bytes, inside: bool, delimiter: bytes) -> bool:
-    """Whether a line that begins inside a quoted field, or at a row's start, ends inside a quoted field."""
+    """Return whether a line ends inside a quoted field; `inside`: it begins inside one, else at a row's start."""
     position = 0
     while True:
         if inside or line.startswith(b'"', position):
@@ -391,7 +398,7 @@ def ends_inside_quotes(line: bytes, inside: bool, delimiter: bytes) -> bool:
 
 
 def _after_closing_quote(line: bytes, position: int) -> int:
-    """The position after the quote that closes the field, or -1 if none does."""
+    """Return the position after the quote that closes the field, or -1 if there is none."""
     while (quote := line.find(b'"', position)) >= 0:
         if not line.startswith(b'"', quote + 1):
             return quote + 1
@@ -406,7 +413,7 @@ def _without_line_end(line: bytes) -> bytes:
 
 
 csv.field_size_limit(2**31 - 1)  # a field may be a whole document
-# The texts that pandas.read_csv takes for missing values by default, but for those that Python takes for numbers.
+# The default texts for missing values of pandas.read_csv, without those that Python parses as numbers.
 _MISSING = frozenset(
     {"#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA", "NULL"}
 )
@@ -415,10 +422,10 @@ _LEADING_ZEROS = re.compile(r"\s*[+-]?0\d+\s*")
 
 
 def split_rows(rows: Sequence[bytes], delimiter: str) -> list[list[str]]:
-    """Return the fields of each row; bytes that are not UTF-8 are surrogates: see `encoded`.
+    """Return the fields of each row; bytes that are not UTF-8 become surrogates, see `encoded`.
 
     Raises:
-        DataError: a row is not CSV.
+        DataError: A row is not CSV.
     """
     return [_fields(row, delimiter) for row in rows]
 
@@ -432,7 +439,7 @@ def _fields(row: bytes, delimiter: str) -> list[str]:
         )
     try:
         return next(csv.reader([row.decode(errors="surrogateescape")], delimiter=delimiter, strict=True), [])
-    except csv.Error as error:  # a CR alone, at which the module ends a row, or text behind a closing quote
+    except csv.Error as error:  # a single CR, which ends a row for the module, or text after a closing quote
         raise DataError(
             f"A row is not CSV: {str(error).partition(' - ')[0]}: {row[:_SHOWN]!r}.",
             "Quote fields that hold line ends, and double quotes inside quoted fields: there is no escapechar; "
@@ -441,9 +448,9 @@ def _fields(row: bytes, delimiter: str) -> list[str]:
 
 
 def _escapes_quote(row: bytes, delimiter: bytes) -> bool:
-    """Whether a quote in a field without quotes around it follows a backslash: so writers with an escapechar make it.
+    """Return whether an unquoted field contains a quote after a backslash, as written by programs with an escapechar.
 
-    Others put a field with a quote into quotes.
+    Other programs quote a field that contains a quote.
     """
     position = 0
     while position >= 0:
@@ -462,7 +469,7 @@ def encoded(column: str, texts: Iterable[str]) -> list[bytes]:
     """Return the fields of a column as UTF-8.
 
     Raises:
-        DataError: one is in another encoding.
+        DataError: A field has another encoding.
     """
     try:
         return [text.encode() for text in texts]
@@ -475,21 +482,21 @@ def encoded(column: str, texts: Iterable[str]) -> list[bytes]:
 
 
 def guess_types(rows: Sequence[bytes], num_columns: int, delimiter: str) -> list[str]:
-    """For each column its `common_type`; whole numbers of which some are missing are "float64", nothing is ""."""
+    """Return the `common_type` of each column; "float64" for integers with missing values, "" without any value."""
     return [_guess(column) for column in _columns(rows, num_columns, delimiter)]
 
 
 def _columns(rows: Sequence[bytes], num_columns: int, delimiter: str) -> list[list[str]]:
     columns: list[list[str]] = [[] for _ in range(num_columns)]
     for row in rows:
-        with contextlib.suppress(DataError):  # a `feed` may read what is not CSV for us
+        with contextlib.suppress(DataError):  # the user's `feed` may accept a row that is not CSV here
             for column, field in zip(columns, _fields(row, delimiter), strict=False):
                 column.append(field)
     return columns
 
 
 def _fractions(texts: Iterable[str]) -> NDArray[np.float64]:
-    """The numbers among texts."""
+    """Return the texts that are numbers, as numbers."""
     found = []
     for text in texts:
         with contextlib.suppress(ValueError):
@@ -498,11 +505,11 @@ def _fractions(texts: Iterable[str]) -> NDArray[np.float64]:
 
 
 def common_type(values: Iterable[str]) -> str:
-    """Return the type of the texts that are not blank: the one rule of training and of statistics.
+    """Return the common type of texts that are not blank; training and statistics use the same rule.
 
     Returns:
-        "int64" if all are whole numbers, "float64" if all are numbers, else "string".  Whole numbers beyond int64 are
-        texts, for float64 would round such ids, and so are those with leading zeros, which are codes: 02134 is no 2134.
+        "int64" if all are integers, "float64" if all are numbers, else "string".  Integers beyond int64 are texts,
+        because float64 would round such ids, and so are integers with leading zeros, because they are codes (02134).
     """
     found = "int64"
     for value in values:
@@ -523,7 +530,7 @@ def _guess(values: Sequence[str]) -> str:
 
 
 def _type(text: str) -> str:
-    if "_" in text or _LEADING_ZEROS.fullmatch(text):  # Python takes both for numbers
+    if "_" in text or _LEADING_ZEROS.fullmatch(text):  # Python parses both as numbers
         return "string"
     try:
         return "int64" if -(2**63) <= int(text) < 2**63 else "string"

@@ -1,8 +1,8 @@
-"""TFRecord files, read by record number, and records framed as in them, without TensorFlow.
+"""Read TFRecord files by record number, and frame records in this format, without TensorFlow.
 
-A record is framed by its length (8 bytes, little-endian), the masked crc32c of the length, the data, and the masked
-crc32c of the data (the format of tf.io.TFRecordWriter, uncompressed).  The index holds where each record begins;
-lengths are checked when it is built, data when they are read.
+A framed record consists of its length (8 bytes, little-endian), the masked crc32c of the length, the data, and the
+masked crc32c of the data (the format of tf.io.TFRecordWriter, uncompressed).  The index contains the offset of each
+record; lengths are checked when it is built, data when they are read.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _PIECE_BYTES = 1 << 20
 
 
 class TFRecordFile:
-    """Records of one file."""
+    """The records of one file."""
 
     def __init__(self, path: str) -> None:
-        """Builds the index, or finds it.
+        """Build the index, or load the cached one.
 
         Raises:
-            DataError: the file cannot be read, or its framing is damaged.
+            DataError: The file cannot be read, or its framing is damaged.
         """
         self._path = path
         self._file = open_file(path)
@@ -88,10 +88,10 @@ class TFRecordFile:
 
 
 def _groups(offsets: NDArray[np.int64]) -> list[int]:
-    """Return where groups of whole records, each about as large as a part, begin and end.
+    """Group records for concurrent reads, see `equal_parts`; return the boundaries as indices in `offsets`.
 
     Args:
-        offsets: of the records, and of the end of the last one.
+        offsets: Offset of each record, and the end of the last one.
     """
     ends = [end for _, end in equal_parts(int(offsets[0]), int(offsets[-1]))]
     found: list[int] = np.unique(np.searchsorted(offsets, [offsets[0], *ends])).tolist()
@@ -99,12 +99,12 @@ def _groups(offsets: NDArray[np.int64]) -> list[int]:
 
 
 def framed(record: bytes) -> bytes:
-    """Return a record as it stands in a TFRecord file."""
+    """Return a record framed as in a TFRecord file."""
     length = len(record).to_bytes(8, "little")
     return length + _TAIL.pack(masked_crc(length)) + record + _TAIL.pack(masked_crc(record))
 
 
 def masked_crc(data: bytes) -> int:
-    """The checksum that TFRecord files hold."""
+    """Return the masked crc32c, the checksum in TFRecord files."""
     checksum = crc32c(data)
     return (((checksum >> 15) | (checksum << 17)) + _MASK_DELTA) & 0xFFFFFFFF
