@@ -267,7 +267,7 @@ def table_reader(
 
     @functools.cache
     def schema() -> Any:
-        """Return the first file's schema; a column without values there gets its type from the next file with values."""
+        """Return the first file's schema; a column without values there has the type of the next file with values."""
         found = columns_of(first)
         at_once = _OPENED_AT_ONCE if is_parquet else 1  # an Arrow stream is read completely
         with ThreadPoolExecutor(at_once, "schemas") as threads:

@@ -8,5 +8,5 @@ __all__ = ["TorchFramework", "first_op"]
 
 
 def first_op() -> None:
-    """Executes an op: from here on PyTorch is known to work in this process."""
+    """Execute an op, to find out whether PyTorch works in this process."""
     torch.ones(2).sum()

@@ -29,7 +29,7 @@ class Buckets:
 
     Attributes:
         flats: float32 vectors on the model's device.
-        used: by number of the parameter: whether backward has reached it since `clear`.
+        used: For each parameter, by number: whether backward has reached it since `clear`.
     """
 
     def __init__(self, built: BuiltModule) -> None:
@@ -50,11 +50,11 @@ class Buckets:
         self.heed_backward()
 
     def clear(self, is_single: bool = False) -> None:
-        """Sets all gradients to zero, as tensors to which backward adds.
+        """Set all gradients to zero; backward adds to them.
 
         Args:
-            is_single: there will be one backward.  Then the gradients are those that it makes, and are copied when a
-                bucket is complete, many by one kernel.
+            is_single: There will be only one backward.  Its own gradient tensors are then used, and copied when a
+                bucket is complete, with few kernels.
         """
         self.heed_backward()
         self._is_single = is_single
@@ -67,19 +67,19 @@ class Buckets:
         self._ready = None
 
     def hand_over_during_backward(self, ready: Ready) -> None:
-        """The next backward is the last one: from now on each bucket that is complete is given to `ready`."""
+        """Pass each bucket to `ready` once it is complete; call this before the last backward."""
         self._pending = list(map(len, self._members))
         self._reached.clear()
         self._ready = ready
 
     def hand_over_rest(self, ready: Ready) -> None:
-        """After backward: gives the buckets to `ready` that have not been given to it."""
+        """Pass the remaining buckets to `ready`; call this after backward."""
         self._ready = None
         while self._next < len(self.flats):
             self._hand_over(ready)
 
     def give(self, used: Sequence[bool]) -> None:
-        """Puts the gradients where the optimizer looks for them; a parameter without one has None."""
+        """Set the `grad` of each parameter for the optimizer; None for a parameter that is not used."""
         for parameter, view, is_used in zip(self._parameters, self._views, used, strict=True):
             parameter.grad = None
             if is_used:
@@ -92,14 +92,14 @@ class Buckets:
 
     @property
     def order(self) -> list[int]:
-        """Numbers of the parameters in the order in which they lie in the buckets."""
+        """The numbers of the parameters in the order of the buckets."""
         return [number for members in self._members for number in members]
 
     def runs(self, owner_of: Mapping[int, int]) -> list[tuple[int, int, int, int]]:
-        """Return the longest pieces of buckets whose parameters have one owner: owner, bucket, start and end.
+        """Return the longest ranges of buckets with one owner: (owner, bucket, start, end).
 
         Args:
-            owner_of: by number of the parameter.
+            owner_of: The owner of each parameter, by number.
         """
         found: list[tuple[int, int, int, int]] = []
         for bucket, members in enumerate(self._members):
@@ -122,20 +122,20 @@ class Buckets:
                 self._parameters[number].copy_(self._views[number])
 
     def heed_backward(self) -> None:
-        """From now on, as from the start, follow what backward reaches."""
+        """Register hooks that follow backward; this is the initial state."""
         if not self._hooks:
             for number, parameter in enumerate(self._parameters):
                 hook = parameter.register_post_accumulate_grad_hook(lambda p, k=number: self._accumulated(k, p))
                 self._hooks.append(hook)
 
     def ignore_backward(self) -> None:
-        """From now on backward puts gradients at the parameters as it does without buckets, and as fast."""
+        """Remove the hooks, so that backward sets the parameters' gradients as fast as without buckets."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
     def take_back(self) -> None:
-        """Before and after the optimizer's step: no parameter has a gradient."""
+        """Remove the gradients of all parameters; call this before and after the optimizer's step."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -156,7 +156,7 @@ class Buckets:
         self.flats.append(flat)
 
     def _accumulated(self, number: int, parameter: Any) -> None:
-        """Backward has added to a parameter's gradient."""
+        """Take a parameter's gradient; called after backward has added to it."""
         view = self._views[number]
         if not self._is_single and parameter.grad is not view:
             found = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
@@ -181,7 +181,7 @@ class Buckets:
             self._hand_over(ready)
 
     def _hand_over(self, ready: Ready) -> None:
-        """The next bucket is complete."""
+        """Pass the next bucket, which is complete, to `ready`."""
         if self._is_single:
             self._copy_gradients(self._members[self._next])
         self._next += 1
@@ -203,7 +203,7 @@ class Buckets:
 
 
 def _grouped(parameters: Sequence[Any]) -> list[list[int]]:
-    """Numbers of parameters by bucket, the last parameters first."""
+    """Return the numbers of the parameters in each bucket, the last parameters first."""
     groups: list[list[int]] = []
     left = 0
     for number in reversed(range(len(parameters))):
@@ -217,5 +217,5 @@ def _grouped(parameters: Sequence[Any]) -> list[list[int]]:
 
 
 def _fits(parameter: Any) -> bool:
-    """Whether a piece of a flat buffer can be its gradient."""
+    """Return whether a view of a flat buffer can be the parameter's gradient."""
     return bool(parameter.dtype == torch.float32 and parameter.layout == torch.strided)

@@ -1,9 +1,9 @@
-"""What computes a step and how: the device, precision, memory layout, compilation, number of parts, and the loss scale.
+"""Settings of how a step is computed: device, precision, memory layout, compilation, number of parts, loss scale.
 
-`DeviceMeter` gives a device's name, its settings, and the memory that this process takes of it.  PyTorch computes with
-as many threads as this container has processors, not this machine.
+`device_meter` returns the `DeviceMeter` of a model: name, settings and memory of the device.  PyTorch computes with as
+many threads as this container has CPUs, not as this machine has.
 
-Settings of the user's module (autocast in `forward`, `torch.compile` in the model function) are left as they are.
+Settings of the user's module (autocast in `forward`, `torch.compile` in the model function) are not changed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from elasticdl_client.job_spec import JobSpec
 _DTYPES = {Precision.FP32: None, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _COMPILERS = ("g++", "clang++")
-_INITIAL_SCALE = 65536.0  # this and the next two as in torch.amp.GradScaler
+_INITIAL_SCALE = 65536.0  # this and the next two values as in torch.amp.GradScaler
 _BACKOFF = 0.5
 _GROWTH_STEPS = 2000
-_LEAST_SCALE = 1.0  # a value that overflows at this one is hardly finite in float32
+_LEAST_SCALE = 1.0  # a gradient that overflows even here would hardly be finite in float32
 _SCALE, _STEPS = "loss_scale/scale", "loss_scale/steps"
 
 
@@ -40,8 +40,8 @@ class Computation:
     """The values of `ComputationFlags`.
 
     Attributes:
-        part_size: samples in each part in which a minibatch is computed, the last one maybe smaller; 0: as a whole.
-        shards_optimizer: the optimizer keeps its state for some of the parameters alone; see `ShardsOptimizer`.
+        part_size: A minibatch is computed in parts of this many samples, the last one may be smaller; 0: as a whole.
+        shards_optimizer: The optimizer keeps the state of only some of the parameters; see `ShardsOptimizer`.
     """
 
     precision: Precision = Precision.FP32
@@ -66,22 +66,24 @@ class Computation:
 
     @property
     def dtype(self) -> Any:
-        """Of autocast; None: there is none."""
+        """The dtype of autocast; None: no autocast."""
         return _DTYPES[self.precision]
 
     @property
     def scales_loss(self) -> bool:
-        """Gradients of float16 need a loss scale; bfloat16 has the exponents of float32."""
+        """Whether the loss is scaled: float16 needs it; bfloat16 has the exponent range of float32."""
         return self.precision is Precision.FP16
 
     def prepare(self, module: Any, device: Any, what: str) -> Any:
-        """Return a module on its device with the memory layout that is asked for, compiled if it shall be.
+        """Return a module on its device, with the requested memory layout, and compiled if requested.
 
         Args:
-            what: the user's function, for messages.
+            module: The user's module.
+            device: Its device.
+            what: The user's function, for messages.
 
         Raises:
-            ModelDefinitionError: it has no use of what is asked for, or this machine has no compiler.
+            ModelDefinitionError: A setting has no effect on this module, or this machine has no compiler.
         """
         if self.channels_last:
             if all(parameter.dim() not in _FORMATS for parameter in module.parameters()):
@@ -98,7 +100,7 @@ class Computation:
         return module
 
     def clip(self, parameters: Sequence[Any]) -> None:
-        """Scale gradients in place so that the norm of all together is at most `clip_gradient_norm`."""
+        """Scale gradients in place so that their total norm is at most `clip_gradient_norm`."""
         if self.clip_gradient_norm:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip_gradient_norm)
 
@@ -114,18 +116,18 @@ class LossScale:
     def __init__(self, is_dynamic: bool) -> None:
         self._is_dynamic = is_dynamic
         self._value = _INITIAL_SCALE if is_dynamic else 1.0
-        self._num_steps = 0  # without overflow, since the scale has changed
+        self._num_steps = 0  # steps without overflow since the scale has changed
 
     def at(self, num_repeats: int) -> float:
         """Return the factor of the next step, computed for the n-th time after the first."""
         return max(_LEAST_SCALE, self._value * _BACKOFF**num_repeats) if self._is_dynamic else 1.0
 
     def may_overflow(self, num_repeats: int) -> bool:
-        """Whether a gradient that is not finite may be the fault of that factor."""
+        """Return whether the loss scale can be the cause of a gradient that is not finite."""
         return self._is_dynamic and self.at(num_repeats) > _LEAST_SCALE
 
     def count_step(self, num_repeats: int) -> None:
-        """A step is made: it was computed again so often."""
+        """Adapt the scale after a step that was computed again `num_repeats` times."""
         if not self._is_dynamic:
             return
         self._value = self.at(num_repeats)
@@ -135,13 +137,13 @@ class LossScale:
             self._num_steps = 0
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Its part of a checkpoint."""
+        """Return the state of the scale for a checkpoint."""
         if not self._is_dynamic:
             return {}
         return {_SCALE: np.array(self._value), _STEPS: np.array(self._num_steps)}
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """The inverse of `arrays`; the state of a job in another precision starts the scale afresh."""
+        """Load a state returned by `arrays`; a state of a job with another precision resets the scale."""
         if not self._is_dynamic:
             return
         self._value = float(arrays.get(_SCALE, _INITIAL_SCALE))
@@ -155,13 +157,13 @@ def with_channels_last(part: Any) -> Any:
 
 
 def is_channels_last(tensor: Any) -> bool:
-    """Whether it lies in memory so, and not in the order of its dimensions."""
+    """Return whether a tensor has the memory format channels_last."""
     layout = _FORMATS.get(tensor.dim())
     return layout is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
 
 
 def _check_compiler(device: Any) -> None:
-    """On the CPU torch.compile writes C++; on a GPU it brings its own compiler."""
+    """Raise if torch.compile has no C++ compiler, which it needs on the CPU; for a GPU it has its own."""
     if device.type != "cpu" or os.environ.get("CXX") or any(map(shutil.which, _COMPILERS)):
         return
     raise ModelDefinitionError(
@@ -187,13 +189,13 @@ def _described(device: torch.device) -> str:
 
 
 def _has_tf32() -> bool:
-    """Of products of float32 matrices; the older of PyTorch's two settings raises where the newer one was used."""
+    """Return whether float32 matrix products use TF32; PyTorch's older setting raises if the newer one was used."""
     precision = getattr(torch.backends.cuda.matmul, "fp32_precision", "")  # since PyTorch 2.9
     return precision == "tf32" if precision else bool(torch.backends.cuda.matmul.allow_tf32)
 
 
 def _read(device: torch.device) -> Device | None:
-    """Return the device with the memory that PyTorch's allocator has taken of it; None: it is no GPU."""
+    """Return the device with the memory reserved by PyTorch's allocator; None: it is not a GPU."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -204,18 +206,18 @@ _CHOSEN = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def limit_threads() -> None:
-    """Heeds the control group's limit, unless the user has said how many threads there shall be."""
+    """Set the number of threads to the container's CPU limit, unless the user has set it in the environment."""
     if not any(os.environ.get(name) for name in _CHOSEN):
         torch.set_num_threads(num_processors())
 
 
 def keep_threads_here() -> None:
-    """Threads that begin after this call, that of the input say, compute alone; the calling one computes as before.
+    """Let threads started after this call, such as the input's, compute alone; the calling thread is not affected.
 
-    Every thread that computes has an OpenMP team of its own, and a process with more threads in teams than processors
-    lets them sleep at every barrier.
+    Every computing thread has its own OpenMP team; if a process has more team threads than CPUs, they sleep at every
+    barrier.
     """
-    torch.get_num_threads()  # the number becomes the calling thread's own
-    other = threading.Thread(target=torch.set_num_threads, args=(1,))  # for itself, and for those to come
+    torch.get_num_threads()  # fixes the number for the calling thread
+    other = threading.Thread(target=torch.set_num_threads, args=(1,))  # sets it for itself and for new threads
     other.start()
     other.join()

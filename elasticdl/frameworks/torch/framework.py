@@ -1,4 +1,4 @@
-"""`TorchFramework`: the port `Framework` on PyTorch.  It only puts the other modules together."""
+"""`TorchFramework`: the port `Framework` on PyTorch.  It only connects the other modules."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ from elasticdl.frameworks.user_code import user_call
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
 
-_IGNORED = -100  # by PyTorch's cross entropy, by default
+_IGNORED = -100  # default `ignore_index` of PyTorch's cross entropy
 _LOOKUP = "{{text: number for number, text in enumerate({})}}"
 
 
@@ -88,14 +88,16 @@ class TorchFramework:
     ) -> None:
         """
         Args:
-            seed: the job's; initial values depend on it.
-            metadata: handed to the user's `feed`.
-            on_parameter_server: of the job's strategy, which cannot be had with PyTorch.
-            overlaps: see `ModuleGradients`.
-            computation: how steps are computed; None: as the module says alone.
+            definition: The user's module.
+            minibatch_size: Samples per minibatch.
+            seed: Seed of the job; initial values depend on it.
+            metadata: Passed to the user's `feed`.
+            on_parameter_server: The job uses parameter servers, which is not supported with PyTorch.
+            overlaps: See `ModuleGradients`.
+            computation: How steps are computed; None: only as the module specifies.
 
         Raises:
-            ModelDefinitionError: the strategy is that of parameter servers, or `loss` or `optimizer` is a name.
+            ModelDefinitionError: The job uses parameter servers, or `loss` or `optimizer` is a name.
         """
         if on_parameter_server:
             raise ModelDefinitionError(
@@ -128,7 +130,7 @@ class TorchFramework:
         self._made_meter: DeviceMeter | None = None
         self._made_callbacks: list[Any] | None = None
         self._rates = Rates(definition, lambda: make_optimizer(definition, self._as_built()))
-        self._features: Any = None  # of a minibatch, as an example for the export
+        self._features: Any = None  # features of the newest minibatch: an example for the export
 
     @property
     def device(self) -> str:
@@ -156,7 +158,7 @@ class TorchFramework:
         return ModelReport(built.variables(), (), optimizer, metrics, has_callbacks, rules)
 
     def initial(self) -> Parameters:
-        """See `Framework.initial`; the values as they are now, once training has begun."""
+        """See `Framework.initial`; after training has begun, the current values."""
         return self._built().values()
 
     def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
@@ -165,15 +167,15 @@ class TorchFramework:
         return TensorPipeline(Mode(mode), feed, self._input).batches(tasks)
 
     def feed_in(self, processes: InputProcesses) -> None:
-        """From now on `feed` runs in processes of its own, and no more in a thread of this one."""
+        """Run `feed` in separate processes from now on, instead of a thread of this process."""
         self._input = processes
 
     def gradients(self, batch: Batch, parameters: Parameters, rows: Mapping[str, Floats], seed: int) -> Step:
-        """Not with PyTorch: the constructor refuses parameter servers."""
+        """Raise: PyTorch models are not trained on parameter servers."""
         raise ModelDefinitionError(f"{self._definition.path}: PyTorch models are not trained on parameter servers.")
 
     def learning_rate(self, epoch: int, version: int) -> float | None:
-        """See `Framework.learning_rate`: of the first group of parameters; the others' are kept for the next step."""
+        """See `Framework.learning_rate`: the first parameter group's rate; the others' are kept for the next step."""
         return self._rates.at(epoch, version)
 
     def rate_in_use(self) -> float | None:
@@ -202,7 +204,9 @@ class TorchFramework:
         """See `Framework.local_gradient`.
 
         Args:
-            num_repeats: how often the step has overflowed; see `LossScale`.
+            shares: See `Framework.local_gradient`.
+            ready: See `Framework.local_gradient`.
+            num_repeats: How often the step has overflowed; see `LossScale`.
         """
         self.device_meter.sample()
         if shares:
@@ -213,10 +217,10 @@ class TorchFramework:
             partial(self.local_gradient, num_repeats=num_repeats + 1) if self._gradients().has_overflowed else None
         )
         explained: set[int] = set()
-        # Not the gradient itself, which then would hold its minibatch until garbage is collected.
+        # Do not capture the gradient itself: this cycle would keep its minibatch until garbage collection.
         plain_told, run_ahead, not_finite = gradient.told, gradient.run_ahead, gradient.not_finite
-        computed = [share.batch for share in shares]  # by the device, whose errors show when it is waited for
-        ahead: list[Batch] = []  # likewise
+        computed = [share.batch for share in shares]  # by the device; its errors appear when the host waits for it
+        ahead: list[Batch] = []  # minibatches begun ahead, with the same delay of errors
 
         def explain() -> None:
             for position in not_finite.keys() - explained:
@@ -224,7 +228,7 @@ class TorchFramework:
                 not_finite[position] += self._data_flaws(shares[position].batch)
 
         def told() -> Floats:
-            is_one_task = all(batch.lease == computed[0].lease for batch in ahead)  # else its samples are of another
+            is_one_task = all(batch.lease == computed[0].lease for batch in ahead)  # else it has samples of two
             ahead_samples = self._samples_per_batch if is_one_task else None
             with (
                 labels_blamed(computed, self._label_flaw, self._samples_per_batch, False),
@@ -249,7 +253,7 @@ class TorchFramework:
         self._gradients().apply_gradient(gradient, learning_rate)
 
     def predictions(self, batch: Batch, parameters: Parameters | None) -> Any:
-        """The model's outputs for a minibatch of any mode; `parameters` as in `Evaluation.update`."""
+        """Return the model's outputs for a minibatch of any mode; `parameters` as in `Evaluation.update`."""
         built = self._built()
         if parameters is not None:
             built.assign(parameters)
@@ -275,7 +279,7 @@ class TorchFramework:
         """See `Framework.load_state`.
 
         Raises:
-            CheckpointError: the state is of another model or optimizer.
+            CheckpointError: The state belongs to another model or optimizer.
         """
         self._state().load(state)
         self._scale.load(state)
@@ -334,10 +338,10 @@ class TorchFramework:
         load_weights(self._definition.path, self._built(), state)
 
     def load_file(self, path: str) -> None:
-        """Takes the values of a file with the module's state_dict.
+        """Load the values of a file with the module's state_dict.
 
         Raises:
-            CheckpointError: it is no such file, or of another model.
+            CheckpointError: The file is not a state_dict, or belongs to another model.
         """
         load_file(self._definition.path, self._built(), path)
 
@@ -372,10 +376,10 @@ class TorchFramework:
         hooks.call(self._callbacks(), hooks.EVALUATION, self._module(None), step, dict(results))
 
     def _plain_gradient(self, batch: Batch, seed: int) -> tuple[Any, Any, int]:
-        """Local strategy: put the gradient of a minibatch at the parameters.
+        """Compute the gradient of a minibatch in the parameters, for the Local strategy.
 
         Returns:
-            The loss, detached; the gradient's `finiteness_of`; and how often it has overflowed.
+            The detached loss; the gradient's `finiteness_of`; how often it has overflowed.
         """
         built, scale = self._built(), self._scale
         starts = [buffer.tensor.clone() for buffer in built.buffers] if self._computation.scales_loss else []
@@ -383,7 +387,7 @@ class TorchFramework:
             loss = self._backward(batch, seed, scale.at(num_repeats))
             gradients = [p.grad for p in built.parameters.values() if p.grad is not None]
             finiteness = finiteness_of(gradients, built.device)
-            # What may overflow is waited for here; anything else where the caller looks at it.
+            # Wait here only for a loss that may overflow; otherwise the caller waits when it reads the values.
             is_over = not scale.may_overflow(num_repeats) or math.isfinite(float(finiteness))
             if is_over or not math.isfinite(float(loss)):
                 break
@@ -406,7 +410,7 @@ class TorchFramework:
         return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
     def _module(self, parameters: Parameters | None) -> Any:
-        """The user's, for callbacks."""
+        """Return the user's module in evaluation mode, for callbacks."""
         built = self._built()
         if parameters is not None:
             built.assign(parameters)
@@ -414,13 +418,13 @@ class TorchFramework:
         return built.module
 
     def _built(self) -> BuiltModule:
-        """The model between two steps; steps themselves have it in `_gradients`."""
+        """Return the model as it is between two steps; the code of a step uses `_gradients`."""
         if self._made_gradients is not None:
             self._made_gradients.settle()
         return self._as_built()
 
     def _as_built(self) -> BuiltModule:
-        """The model, maybe amid a step."""
+        """Return the model, possibly in the middle of a step."""
         if self._model is None:
             self._model = build_model(self._definition, self._seed, self._computation)
         return self._model
@@ -479,7 +483,7 @@ class TorchFramework:
         return self._made_callbacks
 
     def _examples(self, batch: Batch) -> Any:
-        """A minibatch, taken apart, on the model's device."""
+        """Return the samples of a minibatch on the model's device."""
         self._features = batch.data.features
         return batch.data.on(self._built().device)
 
@@ -493,7 +497,7 @@ class TorchFramework:
         labels, outputs = batch.data.labels, self._loss().outputs_shape
         is_of_classes = isinstance(labels, torch.Tensor) and outputs is not None and len(outputs) == labels.dim() + 1
         taken: ClassLabels | ProbabilityLabels | None = None
-        if self._loss().is_binary and batch.data.weights is None:  # 0 may take a sample out
+        if self._loss().is_binary and batch.data.weights is None:  # a weight 0 may exclude a sample
             taken = ProbabilityLabels()
         elif outputs is not None and is_of_classes:
             taken = ClassLabels(outputs[1], getattr(self._definition.loss, "ignore_index", _IGNORED), False)

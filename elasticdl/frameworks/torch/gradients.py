@@ -1,11 +1,11 @@
-"""A member's part of a synchronous step: gradients at the module's parameters, and their update afterwards.
+"""A member's part of a synchronous step: compute gradients at the module's parameters, and update the parameters.
 
-Nothing here waits for the model's device before the step's numbers are read, which is once: after the reduction, or,
-where a share that is not finite must be left out, at each share.  A member alone updates the model and begins the next
-step before it reads them, so that the device always has work; an update that should not have been is undone.
+Nothing here waits for the model's device until the statistics of the step are read: once after the reduction, or after
+each share if a share that is not finite must be left out.  A single member updates the model and begins the next step
+before it reads them, so that the device always has work; a wrong update is reverted.
 
-The last buffer holds, one after the other: how many shares reached each parameter, how many gradients overflowed at the
-loss scale, the changes of the buffers of the module (BatchNorm's statistics), and the step's numbers.
+The last buffer contains, in order: how many shares reached each parameter, how many gradients overflowed at the loss
+scale, the changes of the module's buffers (BatchNorm's statistics), and the statistics of the step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from elasticdl.frameworks.torch.optimizer import Rates
 from elasticdl.frameworks.torch.randomness import seed_step
 from elasticdl.frameworks.torch.undo import StartValues, UpdateUndo
 
-_RUN_AHEAD = ("cuda",)  # where the host only queues what a device computes
+_RUN_AHEAD = ("cuda",)  # devices that compute asynchronously
 _LOSS, _GRADIENT, _CHANGE = "the loss", "the gradient", "the change of the non-trainable variables"
 Ready = Callable[[Any], None]
 
@@ -41,9 +41,13 @@ class ModuleGradients:
     ) -> None:
         """
         Args:
-            overlaps: hand gradients over while others are computed, and look at the end whether all is finite.  Then a
-                share that is not spoils the step; without, it adds nothing.
-            scale: of the loss.
+            built: The model.
+            loss: The user's loss.
+            optimizer: The user's optimizer.
+            rates: The user's schedule of learning rates.
+            overlaps: Pass gradients on while others are computed, and check only at the end whether all are finite: a
+                non-finite share then spoils the step.  False: such a share adds nothing.
+            scale: The loss scale.
         """
         self._built = built
         self._loss = loss
@@ -54,8 +58,8 @@ class ModuleGradients:
         self._num_repeats = 0  # of the newest step
         self._withheld: Collection[int] = range(len(built.parameters)) if built.computation.shards_optimizer else ()
         self._is_alone = self._own_has_overflowed = False  # the newest step
-        self._is_open = False  # a member's alone: the buffers are changed, and it may still be dropped
-        self._is_updated = False  # by it already, although its numbers may not be known
+        self._is_open = False  # a single member's step has changed the buffers, and may still be dropped
+        self._is_updated = False  # it has also updated the parameters, possibly before its statistics are known
         self._begun: _BegunStep | None = None
         self._buckets = Buckets(built)
         self._starts, self._other_starts = StartValues(built), StartValues(built)
@@ -72,16 +76,18 @@ class ModuleGradients:
         """See `Framework.local_gradient`.
 
         Args:
-            num_repeats: how often the same step has overflowed.
+            shares: See `Framework.local_gradient`.
+            ready: See `Framework.local_gradient`.
+            num_repeats: How often the same step has overflowed.
         """
         self._num_repeats = num_repeats
         self._is_alone = len(shares) == 1 and shares[0].is_alone
-        if self._is_open or not self._is_alone:  # the step before was dropped, or another one was begun
+        if self._is_open or not self._is_alone:  # the last step was dropped, or another one was begun
             self.settle()
         if self._is_alone:
             return self._own_gradient(shares[0])
         not_finite: dict[int, str] = {}
-        found: list[Any] = []  # of each bucket, see `finiteness_of`
+        found: list[Any] = []  # `finiteness_of` each bucket
 
         def hand_over(bucket: int) -> None:
             flat = self._buckets.flats[bucket]
@@ -106,7 +112,7 @@ class ModuleGradients:
         return LocalGradient(list(self._buffers), told, not_finite)
 
     def apply_gradient(self, gradient: LocalGradient, learning_rate: float | None) -> None:
-        """See `Framework.apply_gradient`.  The gradient is the one that `local_gradient` returned last."""
+        """See `Framework.apply_gradient`.  `gradient` must be the last result of `local_gradient`."""
         if not self._is_alone:
             self._take_sums(gradient)
         if not self._is_updated:
@@ -116,7 +122,7 @@ class ModuleGradients:
             self._starts.add(self._changes)
 
     def settle(self) -> None:
-        """Leave the model as it is between two steps: without a step that is not applied, and without a begun one."""
+        """Restore the model's state between two steps: revert an unapplied step, and drop one begun ahead."""
         self._drop_begun()
         if self._is_updated:
             self._undo.restore()
@@ -126,22 +132,22 @@ class ModuleGradients:
 
     @property
     def order(self) -> list[int]:
-        """Numbers of the parameters in the order of the buffers."""
+        """The numbers of the parameters in the order of the buffers."""
         return self._buckets.order
 
     def update_only(self, numbers: Collection[int]) -> None:
-        """From now on the optimizer updates these parameters alone."""
+        """Let the optimizer update only these parameters from now on."""
         self._withheld = [number for number in range(self._num_parameters) if number not in numbers]
 
     def begin_exchange(self, owner_of: Sequence[int], rank: int) -> list[tuple[int, Any]]:
-        """See `ShardsOptimizer.begin_exchange`.  The gradients are not needed any more: values lie in their place."""
+        """See `ShardsOptimizer.begin_exchange`.  The values replace the gradients, which are no longer needed."""
         by_number = dict(zip(self.order, owner_of, strict=True))
         self._buckets.put_parameters([number for number, owner in by_number.items() if owner == rank])
         runs = self._buckets.runs(by_number)
         return [(owner, self._buffers[bucket][start:end]) for owner, bucket, start, end in runs]
 
     def end_exchange(self) -> None:
-        """See `ShardsOptimizer.end_exchange`; a parameter that this process updates itself has its value already."""
+        """See `ShardsOptimizer.end_exchange`; parameters updated by this process already have their values."""
         self._buckets.take_parameters(self._withheld)
 
     @property
@@ -175,16 +181,16 @@ class ModuleGradients:
                 if gradient.rescale != 1.0:
                     own.mul_(gradient.rescale)
         used = self._buckets.used
-        if not all(used):  # those that this member has not reached, another one may have
+        if not all(used):  # other members may have reached the other parameters
             used = [bool(count) for count in self._last[: self._num_parameters].tolist()]
         self._buckets.give(used)
 
     def _accumulate(
         self, shares: Sequence[Share], without: dict[int, str], hand_over: Callable[[int], None] | None
     ) -> tuple[int, str] | None:
-        """Sums the shares up; the position of one that is not finite, and what of it, ends it."""
+        """Sum up the shares; stop at one that is not finite, and return its position and description."""
         self._last.zero_()
-        self._seen: list[Any] = []  # of each share: its loss, and whether its change is finite
+        self._seen: list[Any] = []  # for each share: its loss, and whether its change is finite
         kept = [position for position in range(len(shares)) if position not in without]
         self._buckets.clear(self._overlaps and len(kept) == 1 and not self._is_cut(shares[kept[0]]))
         self._built.train()
@@ -227,11 +233,12 @@ class ModuleGradients:
         return ""
 
     def _count(self, seen: Any, num_left_out: int) -> None:
-        """Write down how many shares are not finite, whether the gradient overflows, and which parameters it reaches.
+        """Write the number of non-finite shares, the overflow, and the reached parameters to the last buffer.
 
         Args:
-            seen: of each share its loss and the finiteness of its change, then that of the gradient; None: shares
-                that are not finite are left out, or there is none.
+            seen: For each share its loss and the finiteness of its change, then the finiteness of the gradient; None:
+                non-finite shares were left out, or there are no shares.
+            num_left_out: Number of shares that were left out.
         """
         if seen is None:
             self._told[2].fill_(num_left_out)
@@ -246,14 +253,14 @@ class ModuleGradients:
             self._told[2] = torch.maximum(num_ill, is_gradient_ill.to(num_ill.dtype))
         counts, used = self._last[: self._num_parameters], self._buckets.used
         if all(used):
-            counts.fill_(1.0)  # numbers from the host would be waited for
+            counts.fill_(1.0)  # copying numbers from the host would wait for the device
         elif any(used):
             counts.copy_(torch.tensor(used, dtype=torch.float32))
 
     # -- the step of one member alone
 
     def _own_gradient(self, share: Share) -> LocalGradient:
-        """The gradient where the optimizer looks for it, and the buffers changed: nothing is weighted or summed up."""
+        """Compute the gradient of a single share directly in the parameters and buffers, without weights and sums."""
         begun = self._take_begun(share)
         if begun is None:
             self._buckets.take_back()
@@ -314,7 +321,7 @@ class ModuleGradients:
         seed_step(share.seed, self._built.device)
 
     def _losses(self, share: Share) -> Iterator[tuple[float, Any]]:
-        """Weights and losses of the parts of a minibatch."""
+        """Yield the weight and the loss of each part of a minibatch."""
         parts = share.batch.data.on(self._built.device)
         for weight, samples in parts.parts(share.batch.size, self._built.computation.part_size):
             yield weight, self._loss(samples)
@@ -328,7 +335,7 @@ class ModuleGradients:
         return is_plain and self._built.device.type in _RUN_AHEAD
 
     def _run_ahead(self, learning_rate: float | None, following: Share) -> None:
-        """See `LocalGradient`."""
+        """See `LocalGradient.run_ahead`."""
         if not self._undo.take():
             return
         self._is_updated = True
@@ -377,18 +384,20 @@ class _OwnNumbers:
     def __init__(self, device: Any) -> None:
         self._there = torch.zeros(3, device=device)
         self._loss, self._change, self._gradient = self._there.split(1)
-        self._is_zero = True  # what says that numbers are not finite
+        self._is_zero = True  # the flags for values that are not finite
         self._here = self._come = None
         if self._there.is_cuda:
             self._here, self._come = torch.empty(3, pin_memory=True), torch.cuda.Event()
 
     def later(self, loss: Any, buffers: Sequence[Any], gradients: Sequence[Any]) -> Callable[[], list[float]]:
-        """Return a function that waits for the numbers, and for nothing that the device is given afterwards.
+        """Return a function that waits for the statistics, but not for later work of the device.
 
-        It is called before the next step asks for its own numbers, or not at all.
+        Call it before the next step requests its own statistics, or not at all.
 
         Args:
-            loss: of one element.
+            loss: Tensor with one element.
+            buffers: Buffers to check for values that are not finite.
+            gradients: Gradients to check for values that are not finite.
         """
         if not self._is_zero:
             self._there.zero_()
@@ -440,7 +449,7 @@ def _one(device: Any) -> Any:
 
 
 def _described(loss: float, change: float, gradient: float = 0.0) -> str:
-    """Describe what of a share is not finite; empty: nothing."""
+    """Return which values of a share are not finite, for people; empty: all are finite."""
     words = [word for word, seen in ((_LOSS, loss), (_CHANGE, change)) if not math.isfinite(seen)]
     if not words and not math.isfinite(gradient):
         words = [_GRADIENT]
@@ -448,10 +457,10 @@ def _described(loss: float, change: float, gradient: float = 0.0) -> str:
 
 
 def _flaws(seen: Sequence[float]) -> dict[int, str]:
-    """The flaws, by the position of the share; the gradient counts for the last one.
+    """Return descriptions of non-finite shares, by position; the gradient is attributed to the last share.
 
     Args:
-        seen: see `ModuleGradients._count`.
+        seen: See `ModuleGradients._count`.
     """
     pairs = list(zip(seen[:-1:2], seen[1:-1:2], strict=True))
     found = {k: flaw for k, pair in enumerate(pairs) if (flaw := _described(*pair))}

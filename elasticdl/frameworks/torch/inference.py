@@ -1,8 +1,7 @@
-"""A trained model: its evaluation by the user's metrics, its outputs as arrays, its plain values, and its export.
+"""Use a trained model: evaluate it with the user's metrics, convert its outputs, load its values, and export it.
 
-Metrics have the state of each as float64 arrays, and the result of merged states.
-
-A metric knows how to advance by one minibatch and nothing of tasks or models.
+The states of metrics are float64 arrays, which can be merged.  A metric is updated with one minibatch at a time; it
+does not depend on tasks or models.
 """
 
 from __future__ import annotations
@@ -27,21 +26,23 @@ from elasticdl.frameworks.torch.samples import leaves, mapped, moved
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
 Predict = Callable[[Batch, Parameters | None], Any]
-_PREFIX = "model/"  # of names of values in a state; see `ModelState`
+_PREFIX = "model/"  # prefix of the model's values in a state; see `ModelState`
 _HINT = "Use the module that the model was trained with, and its --model_params."
 _log = logging.getLogger("elasticdl.torch")
 STATE_FILE, PROGRAM_FILE, SCRIPT_FILE = "model.pt", "model.pt2", "model.torchscript.pt"
-_MOST_SAMPLES = 2**31 - 1  # PyTorch 2.6 refuses an open end where a model stacks: the size might be the largest int64
-_NUM_SAMPLES = 2  # a program made with one sample would be for one alone
+_MOST_SAMPLES = 2**31 - 1  # PyTorch 2.6 refuses an unlimited size if a model stacks: it could be the largest int64
+_NUM_SAMPLES = 2  # a program traced with one sample would accept only one
 
 
 class TorchEvaluation:
-    """See `Evaluation`.  Several may be alive at once."""
+    """See `Evaluation`.  There may be several at a time."""
 
     def __init__(self, measures: Sequence[CountingMeasure], predict: Predict, labels: Callable[[Batch], Any]) -> None:
         """
         Args:
-            labels: of a minibatch, where the predictions are.
+            measures: The user's metrics; they are copied.
+            predict: Returns the predictions for a minibatch.
+            labels: Returns the labels of a minibatch, on the device of the predictions.
         """
         self._pristine = measures
         self._measures = [measure.fresh() for measure in measures]
@@ -63,7 +64,7 @@ class TorchEvaluation:
 
 
 def arrays_of(outputs: Any) -> Any:
-    """A structure of tensors as one of arrays."""
+    """Convert a structure of tensors to one of arrays."""
     return mapped(lambda part: as_array(part) if isinstance(part, torch.Tensor) else np.asarray(part), outputs)
 
 
@@ -71,17 +72,19 @@ def load_weights(path: str, built: BuiltModule, state: Mapping[str, npt.NDArray[
     """See `Framework.load_weights`.
 
     Args:
-        path: of the user's module, for messages.
+        path: Path of the user's module, for messages.
+        built: The model.
+        state: The state to load.
     """
     given = {name.removeprefix(_PREFIX): value for name, value in state.items() if name.startswith(_PREFIX)}
     _take(path, built, {name: torch.from_numpy(np.array(value)) for name, value in given.items()}, "checkpoint")
 
 
 def load_file(path: str, built: BuiltModule, file: str) -> None:
-    """Takes the values of a file with a state_dict.
+    """Load the values of a file with a state_dict.
 
     Raises:
-        CheckpointError: it is no such file, or of another model.
+        CheckpointError: The file is not a state_dict, or belongs to another model.
     """
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
@@ -100,7 +103,7 @@ def load_file(path: str, built: BuiltModule, file: str) -> None:
 def _take(path: str, built: BuiltModule, given: Mapping[str, Any], what: str) -> None:
     buffers = {buffer.name: buffer.tensor for buffer in built.buffers}
     model = {**built.parameters, **built.frozen, **buffers}
-    shared = {plain_name(name) for name in built.plain.state_dict()}  # a tied value has several names
+    shared = {plain_name(name) for name in built.plain.state_dict()}  # a shared value has several names
     wrong = sorted((set(given) - shared) | (set(model) - set(given))) or [
         name for name, value in model.items() if tuple(given[name].shape) != tuple(value.shape)
     ]
@@ -112,10 +115,12 @@ def _take(path: str, built: BuiltModule, given: Mapping[str, Any], what: str) ->
 
 
 def export_model(path: str, built: BuiltModule, features: Any) -> None:
-    """Writes to a directory, which is made.
+    """Export a model to a new directory.
 
     Args:
-        features: an example of a minibatch's, on any device; None: there is none.
+        path: Path of the directory.
+        built: The model.
+        features: Features of a minibatch, on any device, as an example; None: there is no example.
     """
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
@@ -131,7 +136,7 @@ def export_model(path: str, built: BuiltModule, features: Any) -> None:
 
 
 def _write_program(directory: Path, module: Any, features: Any) -> str:
-    """Why it cannot be written; empty if it is."""
+    """Write the exported program; return the reason if this is impossible, else an empty text."""
     batch = torch.export.Dim("batch", min=1, max=_MOST_SAMPLES)
     try:
         with warnings.catch_warnings():
@@ -157,7 +162,7 @@ def _write_script(directory: Path, module: Any) -> str:
 
 
 def _two_of(part: Any) -> Any:
-    few = part[:_NUM_SAMPLES]  # they are written, too
+    few = part[:_NUM_SAMPLES]  # the export contains them
     return few if len(few) == _NUM_SAMPLES else few.repeat(_NUM_SAMPLES, *[1] * (few.dim() - 1))
 
 
@@ -169,14 +174,14 @@ class CountingMeasure(Measure, Protocol):
     """One metric over some minibatches."""
 
     def fresh(self) -> CountingMeasure:
-        """The same metric before any minibatch."""
+        """Return a copy of the metric in its initial state."""
         ...
 
     def check(self, labels: Any, predictions: Any) -> None:
-        """Looks once, at a minibatch, whether states may be added; the metric's own state stays as it is.
+        """Check once, with a minibatch, that states can be merged by addition; the metric's own state is unchanged.
 
         Raises:
-            ModelDefinitionError: they may not, and the metric has no `merge_state`.
+            ModelDefinitionError: They cannot, and the metric has no `merge_state`.
         """
         ...
 
@@ -204,7 +209,7 @@ class TorchFunctionMeasure:
         return TorchFunctionMeasure(self.name, self._function, self._output, self.maximize)
 
     def check(self, labels: Any, predictions: Any) -> None:
-        """A sum and a count may always be added."""
+        """Do nothing: a sum and a count can always be added."""
 
     def update(self, labels: Any, predictions: Any) -> None:
         labels, predictions = select(labels, predictions, self._output)
@@ -241,7 +246,7 @@ class ObjectMeasure:
         self._metric = copy.deepcopy(pristine)
         self._output = output
         self._checked = False
-        self._device: Any = None  # of the tensors it is updated with
+        self._device: Any = None  # of its inputs
 
     def fresh(self) -> ObjectMeasure:
         return ObjectMeasure(self.name, self._pristine, self._output)
@@ -268,7 +273,7 @@ class ObjectMeasure:
         in_order(self._metric.update)(*moved(selected, self._device))
 
     def _placed(self, device: Any) -> Any:
-        """Moves the object, if it can be moved; the device that its inputs must be on."""
+        """Move the metric to a device, if possible; return the device that its inputs must be on."""
         if callable(getattr(self._metric, "to", None)):
             found = self._metric.to(device)
             self._metric = self._metric if found is None else found
@@ -300,7 +305,7 @@ def make_measure(path: str, name: str, metric: Any, output: str | None) -> Count
     if callable(getattr(metric, "update", None)):
         missing = [verb for verb in verbs if not callable(getattr(metric, verb, None))]
         if not missing and not metric.state_dict() and callable(getattr(metric, "persistent", None)):
-            metric.persistent(True)  # metrics of torchmetrics keep their states out of state_dict() until asked
+            metric.persistent(True)  # torchmetrics: include the states in state_dict()
         if missing or not metric.state_dict():
             reason = f"has no {', '.join(missing)}" if missing else "has an empty state_dict()"
             raise ModelDefinitionError(
@@ -328,7 +333,7 @@ def _plain(value: Any) -> Any:
 
 
 def _like(known: Any, value: Array) -> Any:
-    """A part of a state in the type that the metric keeps it in."""
+    """Convert a part of a state to the type that the metric uses."""
     if isinstance(known, torch.Tensor):
         return (
             torch.as_tensor(value).to(known.dtype).reshape(known.shape if known.numel() == value.size else value.shape)

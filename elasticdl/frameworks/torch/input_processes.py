@@ -1,7 +1,7 @@
-"""`feed` in processes of its own (`--input_workers`): each makes the minibatches of one task after the other.
+"""Run `feed` in separate processes (`--input_workers`): each makes the minibatches of one task after another.
 
-Owns the processes and the order of what comes from them; `serve` is their side.  A process runs as long
-as its worker.  One that ends before costs the task that it had, as an error of `feed` does, and is started again.
+Owns the processes and the order of their results; `serve` runs in the processes.  A process runs as long as its worker.
+If it ends earlier, its task fails as for an error of `feed`, and the process is restarted.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from elasticdl.frameworks.torch.shared_memory import MemorySpan, TaskMemory
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import DataError, ElasticDLError
 
-_NICENESS = 10  # where processors are short, the thread that trains comes first
-_CLOSE_S = 1.0  # for `feed` to come to the end of a minibatch
+_NICENESS = 10  # the training thread has priority if CPUs are scarce
+_CLOSE_S = 1.0  # time for `feed` to complete a minibatch
 _WHERE_KILLED = (
     "Signal 9 comes from the kernel where memory is short: give workers more, or take fewer --input_workers. Signals "
     "6, 7 and 11 are errors in native code that feed calls."
@@ -66,29 +66,31 @@ class _SentTask:
 
 
 class InputProcesses:
-    """See above.  Thread-safe: several modes may be fed at once."""
+    """The input processes of a worker.  Thread-safe: several modes can use them at a time."""
 
     def __init__(
         self, begin: Callable[[], ModelDefinition], num_processes: int, minibatch_size: int, metadata: Metadata
     ) -> None:
         """
         Args:
-            begin: called once in each process, for the module with its `feed`; can be pickled.
-            metadata: handed to the user's `feed`.
+            begin: Called once in each process, returns the module with its `feed`; must be picklable.
+            num_processes: Number of processes.
+            minibatch_size: Samples per minibatch.
+            metadata: Passed to the user's `feed`.
         """
         self.changed = threading.Condition()
         self.num_processes = num_processes
         self._arguments = begin, minibatch_size, metadata
         self._processes: list[_Process] = []
-        self._waiting: deque[_SentTask] = deque()  # for a process that has none
+        self._waiting: deque[_SentTask] = deque()  # for an idle process
         self._owner = os.getpid()
         self._is_closed = False
 
     def start(self) -> None:
-        """Starts the processes, which import the module while this one does something else."""
+        """Start the processes in the background; they import the module."""
         _log.info("Minibatches are made in %d processes", self.num_processes)
         threading.Thread(target=self._start_all, name="elasticdl-input-start", daemon=True).start()
-        atexit.register(self.close)  # before those of `multiprocessing`, which wait for the end of all processes
+        atexit.register(self.close)  # runs before the exit functions of `multiprocessing`, which wait for all processes
 
     def pids(self) -> list[int]:
         """Return the numbers of the processes, once they are started."""
@@ -101,11 +103,11 @@ class InputProcesses:
         return ProcessSource(self, mode)
 
     def close(self) -> None:
-        """Ends all processes."""
+        """End all processes."""
         if os.getpid() != self._owner:
             return  # a fork of the worker
         with self.changed:
-            self._is_closed = True  # and none is being started
+            self._is_closed = True  # from here on no process is started
         for process in self._processes:
             process.hang_up()
         until = time.monotonic() + _CLOSE_S
@@ -113,10 +115,10 @@ class InputProcesses:
             process.end(until)
 
     def send(self, mode: Mode, task: TaskRecords) -> _SentTask:
-        """Give a task to the next process that has none.
+        """Send a task to the next idle process.
 
         Raises:
-            FeedError: the records cannot be sent.
+            FeedError: The records cannot be sent.
         """
         try:
             memory = TaskMemory.create()
@@ -130,7 +132,7 @@ class InputProcesses:
         return sent
 
     def _assign(self) -> None:
-        if self._waiting:  # else a module that ends its process would do so again and again
+        if self._waiting:  # only if needed: a module that ends its process would do so endlessly
             self._complete()
         for process in self._processes:
             while process.is_idle and self._waiting:
@@ -159,10 +161,10 @@ class InputProcesses:
 
 
 class _Process:
-    """This side of one process.  All but `hang_up` and `end` is called with `changed` held.
+    """The worker's side of one process.  Hold `changed` for all calls except `hang_up` and `end`.
 
     Attributes:
-        end_of: how it has ended; None: it has not.
+        end_of: How the process has ended; None: it runs.
     """
 
     def __init__(
@@ -170,15 +172,17 @@ class _Process:
     ) -> None:
         """
         Args:
-            arguments: of `serve`, after the socket.
-            on_idle: called when its task has ended, or it has ended itself.
+            name: Name of the process.
+            arguments: Arguments of `serve`, after the socket.
+            changed: Notified of every message.
+            on_idle: Called when the task or the process has ended.
         """
         self.end_of: str | None = None
         self._changed = changed
         self._on_idle = on_idle
         self._sent: _SentTask | None = None
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Forked by a server that has imported PyTorch and nothing else: this process has many threads, CUDA and gRPC.
+        # Forked from a server process that has only imported PyTorch: this process has threads, CUDA and gRPC.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([serve.__module__])
         self._process = context.Process(target=serve, args=(theirs, *arguments), name=name)
@@ -194,7 +198,7 @@ class _Process:
         return self._sent is None and self.end_of is None
 
     def send(self, sent: _SentTask) -> bool:
-        """Give it a task; False: it has ended."""
+        """Send a task to the process; return False if the process has ended."""
         try:
             socket.send_fds(self._socket, [pickle.dumps(sent.request)], [sent.memory.descriptor])
         except (BrokenPipeError, ConnectionResetError):
@@ -203,21 +207,21 @@ class _Process:
         return True
 
     def hang_up(self) -> None:
-        """It ends, as soon as it has made a minibatch."""
+        """Make the process end after its current minibatch."""
         if (sent := self._sent) is not None:
             sent.memory.cancel()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def end(self, until: float) -> None:
-        """Wait for its end, and kill it if that does not come.
+        """Wait for the end of the process; kill it after the deadline.
 
         Args:
-            until: by the monotonic clock.
+            until: Deadline, by the monotonic clock.
         """
         self._listener.join(max(0.0, until - time.monotonic()))
         if self._listener.is_alive():
-            os.kill(self.pid, signal.SIGKILL)  # the listener has not reaped it
+            os.kill(self.pid, signal.SIGKILL)  # the pid is still valid: the listener has not reaped it
             self._listener.join()
 
     def _listen(self) -> None:
@@ -238,7 +242,7 @@ class _Process:
             self._tell(_Died(str(DataError(what, hint))))
 
     def _tell(self, message: MinibatchMade | TaskMade | FeedRaised | _Died) -> None:
-        """Hand on what has become of its task."""
+        """Pass on a message about the process's task."""
         with self._changed:
             if self._sent is not None:
                 self._sent.messages.append(message)
@@ -268,7 +272,7 @@ class ProcessSource:
             raise drawn
 
     def close(self) -> None:
-        """From another thread: nothing more is wanted."""
+        """End the iteration from another thread."""
         with self._changed:
             self._is_closed = True
             for drawn in self._drawn:
@@ -320,7 +324,7 @@ class ProcessSource:
             sent.memory.cancel()
 
     def _message(self, sent: _SentTask) -> MinibatchMade | TaskMade | FeedRaised | _Died | None:
-        """The next one; None: this source is closed."""
+        """Return the next message about a task; None: this source is closed."""
         with self._changed:
             self._changed.wait_for(lambda: sent.messages or self._is_closed)
             return None if self._is_closed else sent.messages.popleft()
@@ -329,23 +333,23 @@ class ProcessSource:
     def _samples(sent: _SentTask, n: int, place: MemorySpan) -> TensorSamples:
         try:
             samples: TensorSamples = sent.memory.get(place)
-        except Exception as error:  # of a user's class
+        except Exception as error:  # raised by a class of the user
             what = f"A minibatch of an input process cannot be taken: {type(error).__name__}: {error}"
             raise FeedError(sent.task.lease, n, what) from error
         return samples
 
 
-MOST_BYTES = 1 << 16  # of a datagram
-_MOST_TEXT = 8_000  # characters of an error, and of its traceback, of up to four bytes
-_NOT_FOR_IT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # may reach the whole pod; its worker decides
+MOST_BYTES = 1 << 16  # maximum size of a datagram
+_MOST_TEXT = 8_000  # maximum characters of an error and of its traceback, with up to four bytes each
+_NOT_FOR_IT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # ignored: may reach the whole pod; the worker decides
 
 
 @dataclass(frozen=True, slots=True)
 class FeedRequest:
-    """Make the minibatches of a task, whose memory comes with it.
+    """A request to make the minibatches of a task; it is sent together with the task's memory.
 
     Attributes:
-        records: where they are in its memory.
+        records: Position of the records in that memory.
     """
 
     mode: Mode
@@ -398,10 +402,10 @@ class _Module:
 def serve(
     connection: socket.socket, begin: Callable[[], ModelDefinition], minibatch_size: int, metadata: Metadata
 ) -> NoReturn:
-    """Runs until the worker hangs up or ends; see `InputProcesses`."""
+    """Serve requests until the worker closes the connection or ends; see `InputProcesses`."""
     os.nice(_NICENESS)
     for number in _NOT_FOR_IT:
-        signal.signal(number, lambda *_: None)  # a handler, which programs that `feed` starts do not inherit
+        signal.signal(number, lambda *_: None)  # unlike SIG_IGN not inherited by programs that `feed` starts
     threading.Thread(target=_end_with_worker, name="end", daemon=True).start()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -414,7 +418,7 @@ def serve(
             _make(connection, module, *received)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # as the worker does: threads of the user's packages may still wait for something
+    os._exit(0)  # like the worker: threads of the user's packages may still be waiting
 
 
 def _received(connection: socket.socket) -> tuple[FeedRequest, TaskMemory] | None:
@@ -453,7 +457,7 @@ def _send(connection: socket.socket, message: Any) -> None:
 
 
 def _end_with_worker() -> None:
-    """The worker may be killed while `feed` runs."""
+    """End this process when the worker ends: it may be killed while `feed` runs."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     multiprocessing.connection.wait([parent.sentinel])

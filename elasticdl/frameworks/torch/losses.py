@@ -1,4 +1,4 @@
-"""The loss of a minibatch, from the user's `loss`, and in which order a function takes labels and predictions."""
+"""Compute the loss of a minibatch with the user's `loss`; find out a function's order of labels and predictions."""
 
 from __future__ import annotations
 
@@ -39,26 +39,28 @@ class ModuleLoss:
     """The mean loss of a minibatch.
 
     Attributes:
-        is_binary: it is PyTorch's own binary crossentropy, of the labels as they are.
+        is_binary: The loss is PyTorch's own binary crossentropy, applied directly to the labels.
     """
 
     def __init__(self, path: str, built: BuiltModule, loss: Callable[..., Any]) -> None:
         """
         Args:
-            path: of the user's module, for messages.
+            path: Path of the user's module, for messages.
+            built: The model.
+            loss: The user's function.
         """
         self._path = path
         self._built = built
         self._loss = in_order(loss)
         self._takes_weights = _takes_weights(loss)
         self.is_binary = isinstance(loss, _BINARY_LOSSES) or loss in _BINARY_FUNCTIONS
-        self.outputs_shape: tuple[int, ...] | None = None  # of the newest predictions, if they are one tensor
+        self.outputs_shape: tuple[int, ...] | None = None  # shape of the newest predictions, if they are one tensor
 
     def __call__(self, examples: TensorSamples) -> Any:
-        """Runs the model, for training; a scalar tensor.
+        """Run the model for training, and return the loss as a scalar tensor.
 
         Raises:
-            ModelDefinitionError: `loss` returned something else than it should.
+            ModelDefinitionError: `loss` returned an invalid value.
         """
         predictions = self._built.predict(examples.features)
         self.outputs_shape = tuple(predictions.shape) if isinstance(predictions, torch.Tensor) else None
@@ -91,7 +93,7 @@ def backward(loss: Any, factor: float) -> None:
 
 
 def in_order(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with labels first, as ours are; PyTorch's own, and those named like them, take predictions first."""
+    """Return the function with labels first; PyTorch's own, and those with its argument names, have them second."""
     if not _predictions_first(function):
         return function
     return lambda labels, predictions, *rest: function(predictions, labels, *rest)
@@ -103,7 +105,7 @@ def _mean(value: Any) -> Any:
 
 def _predictions_first(function: Any) -> bool:
     names = _parameters(function)
-    if names is None:  # written in C: all of those are PyTorch's
+    if names is None:  # written in C, so it is PyTorch's own
         return str(getattr(function, "__module__", "")).partition(".")[0] == "torch"
     return bool(names) and names[0] in _PREDICTIONS
 

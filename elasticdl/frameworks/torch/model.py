@@ -1,7 +1,7 @@
-"""Builds the user's module so that its initial values depend on the code and the seed alone.
+"""Build the user's module; its initial values depend only on the code and the seed.
 
-Owns the names and the order of its parameters and buffers, and where they live (GPU or CPU); it trains nothing.
-`ForwardArguments` makes the arguments of its `forward` of the features of a minibatch: by name, or as they are.
+Owns the names and the order of parameters and buffers, and their device (GPU or CPU); it does not train.
+`ForwardArguments` converts the features of a minibatch to arguments of `forward`, by name or by position.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OF_A_TRAINER = ("training_step", "validation_step", "test_step", "predict_step"
 
 @dataclass(frozen=True, slots=True)
 class ValuePlace:
-    """Where a buffer of a module is kept; the tensor itself may be replaced by a forward pass."""
+    """The location of a buffer in its module; a forward pass may replace the tensor itself."""
 
     name: str
     owner: Any
@@ -41,7 +41,7 @@ class ValuePlace:
         return self.owner._buffers.get(self.key)
 
     def put(self, value: Any) -> None:
-        """Sets the buffer to a value of its own shape."""
+        """Set the buffer to a value; replace the tensor if shape or dtype differ."""
         current = self.tensor
         if current is not None and current.shape == value.shape and current.dtype == value.dtype:
             current.copy_(value)
@@ -54,11 +54,11 @@ class BuiltModule:
     """A module on its device.
 
     Attributes:
-        module: the result of the user's function.
-        parameters: those that are trained, by name, in the order of the module.
-        frozen: those that are not.
-        buffers: those that belong to the module's state, such as running statistics.
-        computation: its precision and memory layout.
+        module: The result of the user's function.
+        parameters: The trainable parameters by name, in the order of the module.
+        frozen: The other parameters by name.
+        buffers: The buffers in the module's state, such as running statistics.
+        computation: Its precision and memory layout.
     """
 
     module: Any
@@ -70,18 +70,18 @@ class BuiltModule:
     _arguments: list[ForwardArguments] = field(default_factory=list)  # none or one
 
     def variables(self) -> tuple[Variable, ...]:
-        """Names and shapes: trained parameters, frozen ones, buffers."""
+        """The names and shapes of trainable parameters, frozen ones and buffers, in this order."""
         trained = [Variable(name, tuple(p.shape), True) for name, p in self.parameters.items()]
         rest = [(name, p) for name, p in self.frozen.items()] + [(b.name, b.tensor) for b in self.buffers]
         return tuple(trained + [Variable(name, tuple(value.shape), False) for name, value in rest])
 
     def values(self) -> Parameters:
-        """Copies of all, as two flat vectors."""
+        """Return copies of all values as two flat vectors."""
         rest = [*self.frozen.values(), *(b.tensor for b in self.buffers)]
         return Parameters(_flat(list(self.parameters.values())), _flat(rest))
 
     def assign(self, parameters: Parameters) -> None:
-        """Sets all from two flat vectors."""
+        """Set all values from two flat vectors."""
         rest = [*self.frozen.values(), *(b.tensor for b in self.buffers)]
         for tensors, flat in ((self.parameters.values(), parameters.trainable), (rest, parameters.non_trainable)):
             position = 0
@@ -103,13 +103,13 @@ class BuiltModule:
 
     @property
     def arguments(self) -> ForwardArguments:
-        """How features become arguments of the module."""
+        """The conversion of features to arguments of the module."""
         if not self._arguments:
             self._arguments.append(ForwardArguments(self.plain))
         return self._arguments[0]
 
     def predict(self, features: Any) -> Any:
-        """Calls the module, see `ForwardArguments`; with autocast its outputs become float32 again."""
+        """Call the module, see `ForwardArguments`; with autocast its outputs are converted to float32."""
         if self.computation.channels_last:
             features = mapped(with_channels_last, features)
         args, kwargs = self.arguments.of(features)
@@ -121,10 +121,10 @@ class BuiltModule:
 
 
 def build_model(definition: ModelDefinition, seed: int, computation: Computation) -> BuiltModule:
-    """Calls the user's model function.
+    """Call the user's model function, and return the module on its device.
 
     Raises:
-        ModelDefinitionError: it raises, or returns something that cannot be trained.
+        ModelDefinitionError: The function raises, or its result cannot be trained.
     """
     what = f"{definition.path}: {definition.symbol}()"
     set_seeds(seed)
@@ -152,12 +152,12 @@ def build_model(definition: ModelDefinition, seed: int, computation: Computation
 
 
 def own_device() -> Any:
-    """Where this process's model is: on the GPU if there is one, by number, which collectives ask for."""
+    """Return the device of this process's model: the GPU, if there is one, with its number for collectives."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def _check_hooks(what: str, module: Any) -> None:
-    """Refuses what a trainer would call, as Lightning's does: no worker is one."""
+    """Refuse a module with hooks for a trainer, such as Lightning's, because a worker does not call them."""
     kind = type(getattr(module, "_orig_mod", module))
     found = [name for name in _OF_A_TRAINER if callable(getattr(kind, name, None))]
     if found:
@@ -169,19 +169,19 @@ def _check_hooks(what: str, module: Any) -> None:
 
 
 def set_seeds(seed: int) -> None:
-    """Before anything random of the user's: PyTorch, NumPy and Python."""
+    """Seed PyTorch, NumPy and Python, before any random code of the user."""
     torch.manual_seed(seed)
     np.random.seed(seed % _NUMPY_SEEDS)
     random.seed(seed)
 
 
 def plain_name(name: str) -> str:
-    """Of a parameter or buffer, as it is called without `torch.compile`."""
+    """Return the name of a parameter or buffer without the prefix of `torch.compile`."""
     return name.replace(_COMPILED_PREFIX, "")
 
 
 def as_array(tensor: Any) -> np.ndarray[Any, Any]:
-    """A copy as NumPy knows it; bfloat16 becomes float32, which holds the same numbers."""
+    """Return a copy of a tensor as NumPy array; bfloat16 becomes float32, without loss."""
     found = tensor.detach().cpu()
     if found.dtype == torch.bfloat16:
         found = found.to(torch.float32)
@@ -189,7 +189,7 @@ def as_array(tensor: Any) -> np.ndarray[Any, Any]:
 
 
 def buffers_of(module: Any) -> list[ValuePlace]:
-    """The buffers that belong to a module's state, each once."""
+    """Return the buffers in a module's state, each once."""
     places, seen = [], set()
     for prefix, owner in module.named_modules():
         for key, value in owner._buffers.items():
@@ -220,25 +220,26 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class ForwardArguments:
-    """Of one module."""
+    """Converts features to the arguments of one module."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
         try:
             self._signature = inspect.signature(module.forward)
-        except (TypeError, ValueError):  # it is not written in Python
+        except (TypeError, ValueError):  # not written in Python
             self._signature = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
         self._parameters = dict(self._signature.parameters)
         self._logged: set[str] = set()
 
     def of(self, features: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments by position and by name.
+        """Return the arguments by position and by name.
 
-        A tuple or list are the arguments.  Of a dictionary those that are parameters are given by name, and the others
-        are left out; where it lacks what `forward` asks for, and that is one argument, it is the argument itself.
+        A tuple or list contains the positional arguments.  Entries of a dictionary are passed by name if `forward` has
+        such parameters, and dropped otherwise; if required parameters are missing and `forward` takes one argument, the
+        dictionary itself is the argument.
 
         Raises:
-            ModelDefinitionError: `forward` asks for something that is not among the features.
+            ModelDefinitionError: `forward` requires an argument that is not among the features.
         """
         if isinstance(features, tuple | list):
             if not self._fits(*features):
@@ -294,7 +295,7 @@ class ForwardArguments:
 
 
 def _takes_tensor(module: Any) -> bool:
-    """Whether it is of a class of PyTorch's, none of which takes a dictionary."""
+    """Return whether a module has a PyTorch class; these do not accept a dictionary."""
     if type(module).forward is torch.nn.Sequential.forward and len(module):
         return _takes_tensor(module[0])
     return type(module).__module__.startswith("torch.nn")

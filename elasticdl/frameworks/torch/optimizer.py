@@ -1,9 +1,9 @@
 """The user's `optimizer(model)`, `lr_scheduler(optimizer)` and `callbacks()`.
 
-A schedule is made a function of the step: the scheduler runs on an optimizer of its own that never updates anything,
-and what it says of the last steps is kept; for an older one it begins anew.
+A schedule is converted to a function of the step: the scheduler runs on a separate optimizer that never updates
+anything, and the rates of the last steps are cached; for an older step the scheduler is restarted.
 
-Of callbacks: the master's decisions for them, the hooks that are called, and the calls.
+For callbacks: the rules for the master, and the calls of their hooks.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from elasticdl_client.errors import ModelDefinitionError
 
 _SCHEDULED = ("lr", "momentum", "betas")
 _INTERVALS = ("step", "epoch")
-_NUM_KNOWN = 256  # positions; a group that breaks goes back by less
+_NUM_KNOWN = 256  # cached positions; a broken group goes back by fewer
 
 Groups = list[dict[str, Any]]
 
 
 def make_optimizer(definition: ModelDefinition, built: BuiltModule) -> Any:
-    """Calls the user's function: with the parameters if it names its argument so, else with the model.
+    """Call the user's `optimizer`: with the parameters if this is its argument's name, else with the model.
 
     Raises:
-        ModelDefinitionError: it raises, or returns something that cannot be used here.
+        ModelDefinitionError: The function raises, or its result cannot be used.
     """
     function, path = definition.optimizer, definition.path
     assert function is not None
@@ -72,7 +72,7 @@ def check_shards(path: str, built: BuiltModule, optimizer: Any) -> None:
     """Check that the optimizer's state can be held in shards (`--shard_optimizer`).
 
     Raises:
-        ModelDefinitionError: it is no optimizer of PyTorch's own, or a parameter does not fit into float32.
+        ModelDefinitionError: It is not one of PyTorch's own optimizers, or float32 cannot hold a parameter.
     """
     if not type(optimizer).__module__.startswith("torch.optim."):
         raise ModelDefinitionError(
@@ -89,7 +89,7 @@ def check_shards(path: str, built: BuiltModule, optimizer: Any) -> None:
 
 
 def describe_optimizer(optimizer: Any) -> str:
-    """JSON: its class, and those of its settings that are numbers or words."""
+    """Return the optimizer's class and its plain settings (numbers and texts) as JSON."""
     plain = {name: value for name, value in optimizer.defaults.items() if isinstance(value, bool | int | float | str)}
     return json.dumps({"class_name": type(optimizer).__name__, "config": plain})
 
@@ -100,7 +100,8 @@ class Rates:
     def __init__(self, definition: ModelDefinition, make: Callable[[], Any]) -> None:
         """
         Args:
-            make: makes another one of the user's optimizer.
+            definition: The user's module.
+            make: Creates another instance of the user's optimizer.
         """
         self._path = definition.path
         self._function = definition.lr_scheduler
@@ -108,33 +109,33 @@ class Rates:
         self._scheduler: Any = None
         self._interval = "step"
         self._newest = -1  # position of the scheduler
-        self._known: deque[Groups] = deque(maxlen=_NUM_KNOWN)  # up to it
+        self._known: deque[Groups] = deque(maxlen=_NUM_KNOWN)  # settings up to this position
         self._now: Groups = []
 
     def check(self) -> None:
-        """Make the schedule, if there is one.
+        """Create the schedule, if there is one.
 
         Raises:
-            ModelDefinitionError: it cannot be used.
+            ModelDefinitionError: The schedule cannot be used.
         """
         if self._function is not None and self._scheduler is None:
             self._begin()
 
     def at(self, epoch: int, version: int) -> float | None:
-        """The rate of the first group; None: there is no schedule.
+        """Return the learning rate of the first parameter group; None: there is no schedule.
 
         Raises:
-            ModelDefinitionError: the schedule cannot be used.
+            ModelDefinitionError: The schedule cannot be used.
         """
         if self._function is None:
             return None
         self.check()
         position = epoch if self._interval == "epoch" else version
-        if position <= self._newest - len(self._known):  # of a model from an older checkpoint
+        if position <= self._newest - len(self._known):  # the model is from an older checkpoint
             self._begin()
         while self._newest < position:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of steps of the schedule before those of the optimizer
+                warnings.simplefilter("ignore")  # PyTorch warns if the schedule is stepped before the optimizer
                 user_call(self._scheduler.step, f"{self._path}: the scheduler's step()")
             self._keep()
         self._now = self._known[position - self._newest - 1]
@@ -145,7 +146,7 @@ class Rates:
         return rate
 
     def set(self, optimizer: Any, rate: float | None) -> None:
-        """Before a step: set the schedule's last rates, or one rate for all if that is another one."""
+        """Set the schedule's last rates before a step; if `rate` is not the schedule's, set it for all groups."""
         if rate is None:
             return
         follows = bool(self._now) and float(self._now[0]["lr"]) == rate
@@ -210,13 +211,14 @@ _CALLED = {
 
 
 def make_callbacks(path: str, callbacks: Callable[[], Any] | None) -> list[Any]:
-    """Calls the user's function.
+    """Call the user's `callbacks()`.
 
     Args:
-        path: of the user's module, for messages.
+        path: Path of the user's module, for messages.
+        callbacks: The function; None: there is none.
 
     Raises:
-        ModelDefinitionError: it raises, returns something else, or a callback has a hook that is not called.
+        ModelDefinitionError: It raises, does not return a list, or a callback has a hook that is never called.
     """
     made = made_callbacks(path, callbacks)
     for callback in made:
@@ -236,10 +238,12 @@ def rules_of(path: str, callbacks: list[Any], metrics: Mapping[str, bool | None]
     """Return the rules that the master applies for the callbacks.
 
     Args:
-        metrics: of the evaluation, by name: whether more is better; None: not known.
+        path: Path of the user's module, for messages.
+        callbacks: The callbacks.
+        metrics: Maps the name of each evaluation metric to whether higher is better; None: unknown.
 
     Raises:
-        ModelDefinitionError: a setting of a callback cannot be kept.
+        ModelDefinitionError: A callback has a setting that the master cannot follow.
     """
     maker = RuleMaker(path, metrics)
     for callback in callbacks:
@@ -249,7 +253,7 @@ def rules_of(path: str, callbacks: list[Any], metrics: Mapping[str, bool | None]
 
 
 def watches_loss(callbacks: list[Any]) -> bool:
-    """Whether some callback monitors the loss on validation data."""
+    """Return whether a callback monitors the loss on validation data."""
     return any(
         callback.monitor == "val_loss" and getattr(callback, "save_best_only", True)
         for callback in callbacks
@@ -258,12 +262,12 @@ def watches_loss(callbacks: list[Any]) -> bool:
 
 
 def has(callbacks: list[Any], hook: str) -> bool:
-    """Whether a hook does something."""
+    """Return whether any callback overrides a hook."""
     return any(_does(callback, hook) for callback in callbacks)
 
 
 def call(callbacks: list[Any], hook: str, *arguments: Any) -> None:
-    """Calls a hook of all callbacks that have it."""
+    """Call a hook of all callbacks that override it."""
     for callback in callbacks:
         if _does(callback, hook):
             getattr(callback, hook)(*arguments)

@@ -1,7 +1,7 @@
 """The input pipeline of one mode: a thread makes minibatches of tasks, two ahead of the one being computed.
 
-Owns the order of minibatches and the end marks of tasks, and turns errors of user code into `FeedError`.  It never
-retries and never looks inside a record.
+Owns the order of minibatches and the end markers of tasks, and converts errors of user code to `FeedError`.  It never
+retries and never parses a record.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class TensorPipeline:
     def __init__(self, mode: Mode, feed: Feed, processes: InputProcesses | None) -> None:
         """
         Args:
-            processes: in which `feed` runs; None: in the thread of the pipeline.
+            mode: The mode for `feed`.
+            feed: The user's feed.
+            processes: Processes that run `feed`; None: the pipeline's thread runs it.
         """
         self._mode = mode
         self._feed = feed
@@ -56,7 +58,7 @@ class _ThreadSource:
     """Makes minibatches in the calling thread.
 
     Attributes:
-        num_ahead: tasks that it wants beside the one whose minibatches are being taken.
+        num_ahead: Number of tasks to get in addition to the one in progress.
     """
 
     num_ahead = 1
@@ -79,7 +81,7 @@ class _ThreadSource:
             yield Batch(task.lease, n, end=True, surplus=Surplus(num_samples - len(task.records)))
 
     def close(self) -> None:
-        """From another thread: nothing more is wanted."""
+        """End the iteration from another thread; nothing to do here."""
 
 
 class _ReadAhead(Iterator[TaskRecords]):
@@ -102,7 +104,7 @@ class _ReadAhead(Iterator[TaskRecords]):
         try:
             for task in tasks:
                 self._read.put(task)
-                del task  # else its records stay in memory until there is another one
+                del task  # else its records stay in memory until the next task
             self._read.put(StopIteration())
         except BaseException as error:  # noqa: BLE001  raised again where the tasks are taken
             self._read.put(error)
@@ -116,18 +118,18 @@ class _Run:
         self._tasks = tasks
         self._changed = threading.Condition()
         self._made: deque[Batch | BaseException | None] = deque()  # None: no more
-        self._num_taken = 0  # tasks out of `tasks`
-        self._num_ended = 0  # tasks whose end was given out
+        self._num_taken = 0  # number of tasks taken from `tasks`
+        self._num_ended = 0  # number of tasks with a returned end marker
         self._closed = False
         device = own_device()
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         threading.Thread(target=self._work, name=_THREAD_NAME, daemon=True).start()
 
     def take(self) -> Batch | None:
-        """The next minibatch or end of a task; None after the last one.
+        """Return the next minibatch or end marker; None after the last one.
 
         Raises:
-            FeedError: user code raised.
+            FeedError: User code raised.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._made)
@@ -166,7 +168,7 @@ class _Run:
         return next(self._tasks, None)
 
     def _ahead(self, batch: Batch) -> Batch:
-        """On a GPU: copy a minibatch there while the one before is computed."""
+        """Copy a minibatch to the GPU, if there is one, while the previous one is computed."""
         if self._copies is None or batch.end:
             return batch
         return replace(batch, data=batch.data.copied_ahead(self._copies))

@@ -1,7 +1,7 @@
-"""Random numbers: those of the model's steps, and those of the user's `feed`.
+"""Seed the random numbers of the model's steps and of the user's `feed`, independently.
 
-The model draws from PyTorch's global generator, seeded with each minibatch; `feed`, in another thread meanwhile, from a
-generator of that thread's own, seeded with each task.  Neither disturbs the other.
+The model uses PyTorch's global generator, seeded for each minibatch; `feed`, in another thread, uses a generator of
+that thread, seeded for each task.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class OwnGenerator(TorchFunctionMode):  # type: ignore[misc]
 
 @contextmanager
 def seeded_task(seed: int) -> Iterator[None]:
-    """While entered, what `feed` draws in this thread depends on the seed of its task alone."""
+    """Return a context in which random numbers of `feed` in this thread depend only on the seed of its task."""
     chance = OwnGenerator()
     chance.generator.manual_seed(seed)
     random.seed(seed)
@@ -71,34 +71,35 @@ def seeded_task(seed: int) -> Iterator[None]:
 
 
 def seed_step(seed: int, device: Any) -> None:
-    """Before a forward pass.  Like `torch.manual_seed`, which takes a millisecond where there is no GPU.
+    """Seed PyTorch before a forward pass; faster than `torch.manual_seed`, which takes 1 ms without a GPU.
 
     Args:
-        device: of the module, which is on it already.
+        seed: Seed of the minibatch.
+        device: Device of the module, already in use.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        for generator in torch.cuda.default_generators:  # of all GPUs: the module may use others
+        for generator in torch.cuda.default_generators:  # all GPUs: the module may use several
             generator.manual_seed(seed)
 
 
 def seed_script(seed: int) -> None:
-    """`torch.manual_seed` for code that chooses its device itself.
+    """Seed PyTorch for code that chooses its device itself; usually faster than `torch.manual_seed`.
 
     `torch.manual_seed` formats the stack of its caller for each kind of accelerator that is not in use yet, which takes
-    a millisecond: it is called only where there is one that the code may still begin to use.
+    1 ms: it is called only if there is an accelerator that the code may still begin to use.
     """
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is not None and accelerator.type == "cuda" and torch.cuda.is_initialized():
         torch.default_generator.manual_seed(seed)
         torch.cuda.manual_seed_all(seed)
     elif accelerator is None or get_worker_info() is not None or not _is_there(accelerator.type):
-        torch.default_generator.manual_seed(seed)  # a process of a DataLoader computes on the processor
+        torch.default_generator.manual_seed(seed)  # a process of a DataLoader uses only the CPU
     else:
         torch.manual_seed(seed)
 
 
 @cache
 def _is_there(kind: str) -> bool:
-    """Whether this machine has an accelerator that PyTorch is built for."""
+    """Return whether this machine has an accelerator of a kind supported by this build of PyTorch."""
     return bool(torch.get_device_module(kind).is_available())

@@ -1,15 +1,15 @@
-"""From what the user's `feed` returns for the records of a task to minibatches of tensors.
+"""Convert the result of the user's `feed` for the records of a task to minibatches of tensors.
 
-`feed(records, mode, metadata)` is given the task's records as a list of bytes and returns one of
+`feed(records, mode, metadata)` gets the task's records as a list of bytes and returns one of
 
-* columns: a tensor, an array, or a tuple or dictionary of them, whose first dimension counts samples;
-* a `torch.utils.data.Dataset`, or anything else that has samples by index;
+* columns: a tensor, an array, or a tuple or dictionary of them; the first dimension counts samples;
+* a `torch.utils.data.Dataset`, or another object with samples by index;
 * an iterable of samples, such as a generator.
 
-A sample is (features, label) or (features, label, weight); for prediction, features alone.  Samples are put together by
-the module's `collate_fn`, or by PyTorch's own.
+A sample is (features, label) or (features, label, weight); for prediction only features.  The module's `collate_fn`, or
+PyTorch's own, makes a minibatch of samples.
 
-`table_feed`: the default feed, samples of the columns of a table, for modules without a `feed`.
+`table_feed`: the default feed for modules without a `feed`: samples from the columns of a table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
 _MOST_SAMPLES_PER_RECORD = 1000
-_SHOWN = 80  # bytes of a wrong text
+_SHOWN = 80  # maximum number of bytes quoted from a wrong text
 _RETURNS = (
     "Return tensors, a torch.utils.data.Dataset or an iterable of samples; a sample is (features, label), or "
     "(features, label, weight), or features alone for prediction."
@@ -43,10 +43,10 @@ _RETURNS = (
 
 @dataclass(frozen=True, slots=True)
 class AheadCopy:
-    """A minibatch on its way to a GPU.
+    """A minibatch being copied to a GPU.
 
     Attributes:
-        done: the event of its arrival.
+        done: Event at the end of the copy.
     """
 
     samples: TensorSamples
@@ -72,16 +72,16 @@ class TensorSamples:
     ahead: AheadCopy | None = None
 
     def on(self, device: Any) -> TensorSamples:
-        """The same with its tensors on a device."""
+        """Return these samples with their tensors on a device."""
         if self.ahead is not None and self.ahead.device == device:
             return self.ahead.taken()
         return TensorSamples(*(moved(part, device) for part in (self.features, self.labels, self.weights)))
 
     def copied_ahead(self, stream: Any) -> TensorSamples:
-        """The same in pinned memory, on its way to a GPU already.
+        """Return these samples in pinned memory, with a started copy to a GPU.
 
         Args:
-            stream: of that GPU, not the one that computes.
+            stream: A stream of that GPU, not the one that computes.
         """
         pinned = TensorSamples(*(mapped(_pinned, part) for part in (self.features, self.labels, self.weights)))
         with torch.cuda.stream(stream):
@@ -89,14 +89,14 @@ class TensorSamples:
         return replace(pinned, ahead=copy)
 
     def parts(self, size: int, part_size: int) -> list[tuple[float, TensorSamples]]:
-        """Cut a minibatch into parts; each with its share of the samples.
+        """Cut a minibatch into parts; return each with its share of the samples.
 
         Args:
-            size: samples in it.
-            part_size: samples in each part but the last; 0: do not cut.
+            size: Samples in the minibatch.
+            part_size: Samples in each part except the last; 0: do not cut.
 
         Raises:
-            ModelDefinitionError: something in it has no first dimension that counts samples.
+            ModelDefinitionError: The first dimension of some value does not count samples.
         """
         if not 0 < part_size < size:
             return [(1.0, self)]
@@ -115,8 +115,11 @@ class Feed:
     ) -> None:
         """
         Args:
-            collate: the user's; None: PyTorch's.
-            size: of a minibatch.
+            feed: The user's function.
+            collate: The user's `collate_fn`; None: PyTorch's.
+            mode: Passed to `feed`.
+            metadata: Passed to `feed`.
+            size: Samples per minibatch.
         """
         self._feed = feed
         self._collate = collate
@@ -126,15 +129,15 @@ class Feed:
 
     @classmethod
     def of(cls, definition: ModelDefinition, mode: Mode, metadata: Metadata, size: int) -> Feed:
-        """The one of a module, or the default one for a table."""
+        """Return the feed of a module, or the default feed for a table."""
         feed = definition.feed or table_feed(definition.path, mode, metadata)
         return cls(feed, definition.collate_fn, mode, metadata, size)
 
     def minibatches(self, records: Sequence[bytes]) -> Iterator[tuple[int, TensorSamples]]:
-        """Samples in each minibatch, and the minibatch.
+        """Yield each minibatch with its number of samples: (number, minibatch).
 
         Raises:
-            ModelDefinitionError: `feed` returns something else than it should, or never ends.
+            ModelDefinitionError: `feed` returns an invalid value, or is endless.
         """
         most = len(records) * _MOST_SAMPLES_PER_RECORD
         count = 0
@@ -206,7 +209,7 @@ class Feed:
 
 
 def mapped(function: Callable[[Any], Any], parts: Any) -> Any:
-    """A structure of tuples, lists and dictionaries with a function applied to each leaf."""
+    """Apply a function to each leaf of a structure of tuples, lists and dictionaries."""
     if isinstance(parts, tuple) and hasattr(parts, "_fields"):
         return type(parts)(*(mapped(function, part) for part in parts))
     if isinstance(parts, tuple | list):
@@ -217,14 +220,14 @@ def mapped(function: Callable[[Any], Any], parts: Any) -> Any:
 
 
 def leaves(parts: Any) -> list[Any]:
-    """The leaves of a structure, in order."""
+    """Return the leaves of a structure, in order."""
     found: list[Any] = []
     mapped(found.append, parts)
     return found
 
 
 def moved(parts: Any, device: Any) -> Any:
-    """A structure with its tensors on a device; to main memory they have come when this returns."""
+    """Return a structure with its tensors on a device; a copy to the CPU is complete on return."""
     is_early = torch.device(device).type != "cpu"
     return mapped(lambda part: part.to(device, non_blocking=is_early) if hasattr(part, "to") else part, parts)
 
@@ -235,14 +238,14 @@ def _pinned(part: Any) -> Any:
 
 
 def _cut(part: Any, of: slice, size: int) -> Any:
-    """A run of samples of a minibatch."""
+    """Return a range of samples of a part of a minibatch."""
     if part is None or isinstance(part, str | bytes):
         return part
     if isinstance(part, torch.Tensor | np.ndarray):
         if part.ndim and len(part) == size:
             return part[of]
     elif isinstance(part, list) and len(part) == size and all(isinstance(one, str | list) for one in part):
-        return part[of]  # texts of a table
+        return part[of]  # a list of texts, from a table
     elif isinstance(part, tuple) and hasattr(part, "_fields"):
         return type(part)(*(_cut(one, of, size) for one in part))
     elif isinstance(part, tuple | list):
@@ -269,8 +272,9 @@ class TableSamples(Sequence[Any]):
     def __init__(self, features: Any, labels: Any, length: int) -> None:
         """
         Args:
-            features: tensors and lists of texts by name, or one tensor.
-            labels: of all samples; None: for prediction.
+            features: Tensors and lists of texts by name, or one tensor.
+            labels: Labels of all samples; None: for prediction.
+            length: Number of samples.
         """
         self._features = features
         self._labels = labels
@@ -280,20 +284,22 @@ class TableSamples(Sequence[Any]):
         return self._length
 
     def __getitem__(self, index: Any) -> Any:
-        """A sample; for a slice, a minibatch."""
+        """Return a sample, or for a slice a minibatch."""
         features = self._features
         part = {name: column[index] for name, column in features.items()} if type(features) is dict else features[index]
         return part if self._labels is None else (part, self._labels[index])
 
 
 def table_feed(path: str, mode: Mode, metadata: Metadata) -> Callable[..., TableSamples]:
-    """A `feed` for one mode: features by column name, and the label.
+    """Return a `feed` for one mode: features by column name, and the label.
 
     Args:
-        path: of the user's module, for messages.
+        path: Path of the user's module, for messages.
+        mode: The mode.
+        metadata: Metadata of the data source.
 
     Raises:
-        ModelDefinitionError: the data are no table, or no label is named.
+        ModelDefinitionError: The data have no columns, or no label is named.
     """
     table = table_of(metadata, mode is Mode.PREDICTION, path)
 
@@ -326,12 +332,12 @@ def _text(name: str, value: Any) -> Any:
 
 
 def _converted(pillow: Any, image: Any, channels: int) -> Any:
-    """An image with 0 to 255 for a pixel; of 16 bits, which Pillow would cut off at 255, with fractions.
+    """Return an image with pixels from 0 to 255; 16-bit pixels become fractions, since Pillow would clip them at 255.
 
     Raises:
-        DataError: its numbers may be anything.
+        DataError: The pixels have no known range.
     """
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):  # as older ones of Pillow say
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):  # "I": older Pillow
         return pillow.fromarray((np.asarray(image) / 257).astype(np.float32))
     if image.mode.startswith(("I", "F")):
         raise DataError(
@@ -342,7 +348,7 @@ def _converted(pillow: Any, image: Any, channels: int) -> Any:
 
 
 def _image(data: bytes, shape: tuple[int, ...]) -> torch.Tensor:
-    """As torchvision's ToTensor gives it: float32 [channels, height, width], 0 to 1; resized."""
+    """Return a decoded, resized image like torchvision's ToTensor: float32 [channels, height, width], 0 to 1."""
     pillow = need("PIL.Image", "Images", "pillow")
     height, width, channels = shape
     try:

@@ -1,7 +1,7 @@
-"""The bytes of one task in memory that two processes share: its records, and its minibatches as they are made.
+"""Memory shared by two processes for one task: its records, and its minibatches once they are made.
 
-It is a file without a name (memfd), so it needs no room in /dev/shm and is gone with the last process that holds it,
-however that one ends.  Tensors and arrays are not copied where they are read.
+It is an anonymous file (memfd): it uses no space in /dev/shm, and is freed with the last process that holds it, even if
+this process is killed.  Reading tensors and arrays does not copy them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from elasticdl.frameworks.memory_file import create_memory_file
 from elasticdl_client.errors import DataError, ModelDefinitionError
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
-_ALIGNMENT = 64  # bytes; as PyTorch allocates tensors
+_ALIGNMENT = 64  # bytes; the alignment of PyTorch's allocator
 _GAP = memoryview(bytes(_ALIGNMENT))
-_MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))  # of one call
-_MOST_APART = 4096  # buffers, whose lengths fit into a datagram; more are copied into the pickled object
-_LARGE_RECORD_BYTES = 4096  # on average
+_MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))  # per system call
+_MOST_APART = 4096  # separate buffers: their lengths fit into a datagram; others are in the pickled object
+_LARGE_RECORD_BYTES = 4096  # average size of large records
 _MOST_GAPS = 2  # a tensor whose memory is larger than its values by this factor is sent without the gaps
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
@@ -42,11 +42,11 @@ _NOT_SENT = (pickle.PicklingError, TypeError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class MemorySpan:
-    """Where an object is.
+    """The position of an object in the memory.
 
     Attributes:
-        offset: a multiple of a page.
-        lengths: in bytes: of the pickled object, and of the buffers of its tensors and arrays.
+        offset: Offset in bytes, a multiple of the page size.
+        lengths: Sizes in bytes of the pickled object and of the buffers of its tensors and arrays.
     """
 
     offset: int
@@ -54,12 +54,12 @@ class MemorySpan:
 
 
 class TaskMemory:
-    """See above.  Either process may write, one at a time; it is freed when both have dropped it."""
+    """The shared memory of a task.  Either process may write, one at a time; it is freed when both have dropped it."""
 
     def __init__(self, descriptor: int) -> None:
         """
         Args:
-            descriptor: of the file, which belongs to this object from now on.
+            descriptor: File descriptor; this object owns it from now on.
         """
         self.descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
@@ -67,10 +67,10 @@ class TaskMemory:
 
     @classmethod
     def create(cls) -> TaskMemory:
-        """An empty one.
+        """Create an empty shared memory.
 
         Raises:
-            DataError: there is no memory, or there are too many open files.
+            DataError: There is not enough memory, or too many files are open.
         """
         try:
             descriptor = create_memory_file("elasticdl-input")
@@ -80,7 +80,7 @@ class TaskMemory:
             raise _no_memory(_PAGE, error) from error
 
     def cancel(self) -> None:
-        """Ask the other process to make nothing more of it."""
+        """Ask the other process to stop working on this task."""
         self._first_page[0] = 1
 
     @property
@@ -89,11 +89,11 @@ class TaskMemory:
         return self._first_page[0] == 1
 
     def put(self, value: Any) -> MemorySpan:
-        """Write an object behind all that is there.
+        """Append an object.
 
         Raises:
-            ModelDefinitionError: it cannot be sent to another process.
-            DataError: there is no memory for it.
+            ModelDefinitionError: The object cannot be sent to another process.
+            DataError: There is not enough memory for it.
         """
         buffers: list[pickle.PickleBuffer] = []
 
@@ -115,16 +115,16 @@ class TaskMemory:
         return place
 
     def put_records(self, records: Sequence[bytes]) -> MemorySpan:
-        """Write records, large ones without copying them before.
+        """Append records; large ones are not copied first.
 
         Raises:
-            DataError: there is no memory for them.
+            DataError: There is not enough memory for them.
         """
         are_large = sum(map(len, records)) > _LARGE_RECORD_BYTES * len(records)
         return self.put([memoryview(record) for record in records] if are_large else list(records))
 
     def get_records(self, place: MemorySpan) -> list[bytes]:
-        """The inverse of `put_records`."""
+        """Return records written by `put_records`."""
         return [bytes(record) for record in self.get(place)]
 
     def get(self, place: MemorySpan) -> Any:
@@ -138,12 +138,12 @@ class TaskMemory:
 
 
 def _mapped(descriptor: int, length: int, offset: int) -> memoryview:
-    """Map a part of a file as `mmap.mmap` does, which holds the lock of the interpreter while it unmaps.
+    """Map a part of a file like `mmap.mmap`, but without holding the GIL while unmapping.
 
-    That takes 5 ms for 77 MB, a minibatch of 128 images, in which the training would stand still.
+    Unmapping takes 5 ms for 77 MB, a minibatch of 128 images; training would pause for this time.
 
     Raises:
-        OSError: there is no memory.
+        OSError: There is not enough memory.
     """
     address = _LIBC.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, offset)
     if address == _FAILED:
@@ -181,7 +181,7 @@ def _pickled(value: Any, is_kept_within: Callable[[pickle.PickleBuffer], bool]) 
 
 
 def _unsent(part: Any, name: str) -> Iterator[tuple[str, Any, Exception]]:
-    """The parts of a structure that cannot be pickled: name, part and cause."""
+    """Yield the parts of a structure that cannot be pickled: name, part and cause."""
     inner: list[tuple[str, Any]] = []
     if isinstance(part, Mapping):
         inner = [(f"{name}[{key!r}]", one) for key, one in part.items()]
@@ -198,7 +198,7 @@ def _unsent(part: Any, name: str) -> Iterator[tuple[str, Any, Exception]]:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether its values, its type and its strides are all there is to it."""
+    """Return whether a tensor is completely described by its values, type and strides."""
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.requires_grad or tensor.__dict__:
         return False
     return not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
@@ -217,7 +217,7 @@ def _reduced(tensor: Any) -> tuple[Any, ...]:
 
 
 def _length(tensor: Any) -> int:
-    """From its first value in memory to its last one."""
+    """Return the number of values from the tensor's first to its last one in memory, including gaps."""
     if not tensor.numel():
         return 0
     spans: Iterator[int] = ((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,8 +1,8 @@
-"""Model and optimizer as arrays by name, and back.
+"""Convert model and optimizer to named arrays, and back.
 
-`model/NAME` are parameters and buffers, `optimizer/NAME/SLOT` what the optimizer keeps for a parameter, and
-`group/K/SETTING` what it has changed in a group's settings itself.  Slots come into being with the first step (those
-of Adagrad when it is constructed), so a state without them is that of an optimizer that has made none.
+`model/NAME` is a parameter or buffer, `optimizer/NAME/SLOT` the optimizer's state of a parameter, and `group/K/SETTING`
+a group's setting changed by the optimizer itself.  Slots are created at the first step (in Adagrad by the constructor),
+so a state without slots belongs to an optimizer before its first step.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from elasticdl.frameworks.torch.model import BuiltModule, as_array
 from elasticdl_client.errors import CheckpointError, ModelDefinitionError
 
-_NUMBER = ".number"  # ends the name of a slot that is a Python number, not a tensor
-_PIECE_BYTES = 16 << 20  # of main memory through which a copy of the state passes
-_ROOM = 1.25  # free memory of a GPU for a copy of the state, in sizes of the copy
+_NUMBER = ".number"  # suffix of slots that are Python numbers, not tensors
+_PIECE_BYTES = 16 << 20  # size of the pinned buffer for copies of the state
+_ROOM = 1.25  # required free GPU memory for a copy of the state, in sizes of the copy
 _SCHEDULED = frozenset({"params", "lr", "initial_lr", "momentum", "betas", "max_momentum", "base_momentum"})
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -32,13 +32,15 @@ class ModuleState:
     def __init__(self, path: str, built: BuiltModule, optimizer: Any, is_sharded: bool = False) -> None:
         """
         Args:
-            path: of the user's module, for messages.
-            is_sharded: the optimizer keeps its state for some parameters alone, at first for none; see `keep`.
+            path: Path of the user's module, for messages.
+            built: The model.
+            optimizer: The optimizer.
+            is_sharded: The optimizer keeps the state of only some parameters, initially of none; see `keep`.
         """
         self._path = path
         self._built = built
         self._optimizer = optimizer
-        # Adagrad makes slots of frozen parameters, too; they stay as they are, and out of the state.
+        # Adagrad also creates slots for frozen parameters; they never change, and are not part of the state.
         self._names = {id(parameter): name for name, parameter in built.parameters.items()}
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._held = {name for key, name in self._names.items() if key in held}  # by the optimizer
@@ -49,21 +51,21 @@ class ModuleState:
             self.keep(self._kept)
 
     def arrays(self) -> Arrays:
-        """Copies of everything.
+        """Return copies of all values.
 
         Raises:
-            ModelDefinitionError: the optimizer keeps something that is no tensor and no number.
+            ModelDefinitionError: The optimizer's state contains something other than tensors and numbers.
         """
         return {name: as_array(value) for name, value in self._values().items()}
 
     def snapshot(self) -> Callable[[], Arrays]:
-        """Copy everything on its device; where it has no room for that, or is the CPU, to main memory at once.
+        """Copy all values on the device; if it has no space or is the CPU, copy them to main memory immediately.
 
         Returns:
-            A function that gives `arrays`, or raises CheckpointError; it leaves the stream that computes alone.
+            A function that returns `arrays`, or raises CheckpointError; it does not use the computing stream.
 
         Raises:
-            ModelDefinitionError: as `arrays`.
+            ModelDefinitionError: See `arrays`.
         """
         values, device = self._values(), self._built.device
         if device.type != "cuda" or not _has_room(values, device):
@@ -78,7 +80,7 @@ class ModuleState:
                 pinned = torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
                 with torch.cuda.stream(stream):
                     return {name: _fetched(copies.pop(name), pinned, stream) for name in list(copies)}
-            except RuntimeError as error:  # no memory that can be pinned, or a fault of the device
+            except RuntimeError as error:  # no memory to pin, or a fault of the device
                 raise CheckpointError(
                     f"the state cannot be brought from {device}: {error}", "Give the worker more main memory."
                 ) from error
@@ -86,7 +88,7 @@ class ModuleState:
         return fetched
 
     def _values(self) -> dict[str, Any]:
-        """Tensors, not copied."""
+        """Return all tensors by name, without copying them."""
         found = self._shared_values()
         for parameter, slots in self._optimizer.state.items():
             if (name := self._names.get(id(parameter))) is not None:
@@ -106,7 +108,7 @@ class ModuleState:
         return found
 
     def _shared_values(self) -> dict[str, Any]:
-        """All but slots."""
+        """Return all values except slots, without copying them."""
         found = {f"model/{name}": value for name, value in self._model().items()}
         for k, (group, initial) in enumerate(zip(self._optimizer.param_groups, self._settings, strict=True)):
             changed = {key: value for key, value in _settings(group).items() if value != initial.get(key)}
@@ -114,10 +116,10 @@ class ModuleState:
         return found
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """The inverse of `arrays`.
+        """Load a state returned by `arrays`.
 
         Raises:
-            CheckpointError: the state is of another model or optimizer.
+            CheckpointError: The state belongs to another model or optimizer.
         """
         slots = self._load_model(arrays)
         self._load_slots({name: slots[name] for name in slots if name in self._kept})
@@ -153,10 +155,10 @@ class ModuleState:
         return {f"model/{name}": as_array(self._built.parameters[name])}
 
     def load_parts(self, parts: Iterable[tuple[str, npt.NDArray[Any]]]) -> None:
-        """Do the inverse of `slots_of`, of slots that are kept, and of `parameter`; others stay as they are.
+        """Load arrays returned by `slots_of` (ignored unless the slots are kept) and by `parameter`.
 
         Args:
-            parts: arrays of any parameters, by name.
+            parts: Arrays of any parameters, by name.
         """
         arrays = dict(parts)
         with torch.no_grad():
@@ -187,10 +189,10 @@ class ModuleState:
     # -- inside
 
     def _load_model(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, dict[str, Any]]:
-        """Take the values of the model; return the slots by parameter.
+        """Load the values of the model; return the slots by parameter.
 
         Raises:
-            CheckpointError: the state is of another model or optimizer.
+            CheckpointError: The state belongs to another model or optimizer.
         """
         model = self._model()
         given = {name.partition("/")[2]: value for name, value in arrays.items() if name.startswith("model/")}
@@ -209,7 +211,7 @@ class ModuleState:
         return slots
 
     def _slots(self, arrays: Mapping[str, npt.NDArray[Any]], wrong: list[str]) -> dict[str, dict[str, Any]]:
-        """Slots by parameter; adds what fits no parameter to `wrong`."""
+        """Return the slots by parameter; add names that do not fit a parameter to `wrong`."""
         found: dict[str, dict[str, Any]] = {}
         for name, value in arrays.items():
             if not name.startswith("optimizer/"):
@@ -262,11 +264,12 @@ class ModuleState:
 
 
 def _fetched(tensor: Any, pinned: Any, stream: Any) -> npt.NDArray[Any]:
-    """Return `as_array` of a tensor, brought by way of pinned memory: without it launches of other threads wait.
+    """Return `as_array` of a tensor, copied through pinned memory: otherwise kernel launches of other threads wait.
 
     Args:
-        pinned: bytes of main memory, for one piece after the other.
-        stream: the current one.
+        tensor: The tensor.
+        pinned: Pinned buffer of bytes, used for one piece after another.
+        stream: The current stream.
     """
     if not tensor.is_cuda:
         return as_array(tensor)
@@ -284,14 +287,14 @@ def _fetched(tensor: Any, pinned: Any, stream: Any) -> npt.NDArray[Any]:
 
 
 def _has_room(values: Mapping[str, Any], device: Any) -> bool:
-    """Whether the driver has memory for a copy: the next step may need PyTorch's reserve."""
+    """Return whether the driver has free memory for a copy, without PyTorch's reserve: the next step may need that."""
     size = sum(value.nbytes for value in values.values() if value.is_cuda)
     free, _ = torch.cuda.mem_get_info(device)
     return bool(free > _ROOM * size)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers among a group's settings that no schedule changes."""
+    """Return the numeric settings of a group that are not changed by schedules."""
     return {
         key: value for key, value in group.items() if isinstance(value, bool | int | float) and key not in _SCHEDULED
     }

@@ -1,4 +1,4 @@
-"""Copies of what a step changes, to undo it: the buffers of a module, its parameters, and the optimizer's state."""
+"""Copy the tensors that a step changes, to revert it: a module's buffers, its parameters, and the optimizer's state."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 from elasticdl.frameworks.torch.model import BuiltModule
 
-_MOST_OF_MEMORY = 1 / 16  # of the device's, for copies
+_MOST_OF_MEMORY = 1 / 16  # maximum fraction of the device's memory for copies
 
 
 class TensorCopies:
-    """Copies of tensors, mostly of the same ones again and again: then few kernels make them.
+    """Copies of tensors; repeated copies of the same tensors take few kernels.
 
     Attributes:
         values: the copies.
@@ -63,10 +63,10 @@ class TensorCopies:
 
 
 class StartValues:
-    """The buffers of a module as they were before a forward pass, and its changes.
+    """The values of a module's buffers before a forward pass, and the changes by the pass.
 
     Attributes:
-        num_values: in all of them.
+        num_values: Total number of values in the buffers.
     """
 
     def __init__(self, built: BuiltModule) -> None:
@@ -78,7 +78,7 @@ class StartValues:
         self.num_values = sum(self._sizes)
 
     def now(self) -> list[Any]:
-        """The buffers."""
+        """Return the current buffers."""
         return [place.tensor for place in self._places]
 
     def take(self) -> None:
@@ -86,7 +86,7 @@ class StartValues:
         self._starts.take(self.now())
 
     def restore(self) -> None:
-        """Undo what a forward pass has changed; after backward, which may still need it."""
+        """Revert the changes of a forward pass; call this after backward, which may need the changed values."""
         if self._starts.are_of(self.now()):
             self._starts.restore()
             return
@@ -112,7 +112,7 @@ class StartValues:
         return [*(one for k, one in enumerate(now) if k not in self._masks), new]
 
     def add(self, changes: Any) -> None:
-        """Change the buffers by a vector as `change` gives it; those of integers by rounded numbers."""
+        """Add a vector returned by `change` to the buffers; round it for integer buffers."""
         tensors = self.now()
         if not tensors:
             return
@@ -130,10 +130,12 @@ def masks_among(buffers: Sequence[Any]) -> list[int]:
 
 
 def change_of(now: Sequence[Any], before: Sequence[Any], has_masks: bool) -> Any:
-    """Return what was added to buffers, as one float32 vector.
+    """Return the change of buffers as one float32 vector.
 
     Args:
-        has_masks: numbers that are not finite may be among them: one that stays has changed by zero.
+        now: The current values.
+        before: The earlier values.
+        has_masks: The buffers may contain values that are not finite; the change of an unchanged one is zero.
     """
     with torch.no_grad():
         zero = torch.zeros((), device=now[0].device)
@@ -168,10 +170,10 @@ class UpdateUndo:
         self._groups: list[dict[str, Any]] = []
 
     def take(self) -> bool:
-        """Copy parameters and the optimizer's state, with settings of its groups, which some optimizers count in.
+        """Copy the parameters and the optimizer's state, including group settings: some optimizers count steps there.
 
         Returns:
-            False: they are too large for it.
+            False: They are too large to copy.
         """
         self._states = {key: dict(state) for key, state in self._optimizer.state.items()}
         self._groups = [dict(group) for group in self._optimizer.param_groups]
@@ -179,12 +181,12 @@ class UpdateUndo:
         tensors = [*self._parameters, *(value for value in kept if isinstance(value, torch.Tensor))]
         try:
             return self._copies.take(tensors)
-        except torch.OutOfMemoryError:  # of a device that the steps themselves fill
+        except torch.OutOfMemoryError:  # the steps themselves use all memory
             self._copies = TensorCopies(0.0)
             return False
 
     def restore(self) -> None:
-        """Undo all updates since `take`, which must have returned True."""
+        """Revert all updates since `take`, which must have returned True."""
         self._copies.restore()
         states = self._optimizer.state
         for key in [key for key in states if key not in self._states]:
