@@ -9,6 +9,6 @@ __all__ = ["KerasFramework", "KerasSettings", "first_op"]
 
 
 def first_op() -> None:
-    """Executes an op: from here on TensorFlow is known to work in this process."""
+    """Execute an op, to find out whether TensorFlow works in this process."""
     limit_threads()
     tf.add(1, 1)

@@ -1,8 +1,8 @@
-"""A compiled model: `compile` sets the symbols that the module leaves out; settings in both must be equal.
+"""Compiled models: `compile` provides the symbols that the module does not define; settings in both must be equal.
 
-The user's overrides of `keras.Model` that are unsupported are refused by name.
+Unsupported overrides of methods of `keras.Model` are refused by name.
 
-docs/keras_models.md has the same as a table.
+docs/keras_models.md has the rules as a table.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def check_complete(definition: ModelDefinition, needed: Collection[str]) -> None
     """Check a completed definition.
 
     Args:
-        needed: symbols that a job cannot do without.
+        definition: The completed definition.
+        needed: Symbols that the job requires.
 
     Raises:
-        ModelDefinitionError: neither the module nor `compile` has one.
+        ModelDefinitionError: A symbol is given neither by the module nor by `compile`.
     """
     arguments = {"eval_metrics_fn": "metrics"}
     for name in needed:
@@ -85,16 +86,16 @@ def by_output(model: Any, evaluated: Evaluated) -> Evaluated:
 
 
 def check_compiled(definition: ModelDefinition, model: Any, optimizer: Any, metrics: Collection[str]) -> None:
-    """Check what `compile` was given against what the module says.
+    """Check the arguments of `compile` against the module.
 
     Args:
-        definition: the module's own.
-        optimizer: that of the job.
-        metrics: names of the job's.
+        definition: The module's own definition.
+        model: The model.
+        optimizer: The job's optimizer.
+        metrics: Names of the job's metrics.
 
     Raises:
-        ModelDefinitionError: the model was compiled with something else than the module says, or with something that
-            no worker does.
+        ModelDefinitionError: An argument contradicts the module, or is not supported by workers.
     """
     given = _arguments(model)
     refused = {name: given[name] for name in _NO_WORKER_DOES if given.get(name)}
@@ -121,7 +122,7 @@ def check_compiled(definition: ModelDefinition, model: Any, optimizer: Any, metr
 
 
 def _arguments(model: Any) -> Mapping[str, Any]:
-    """Return the arguments of `compile` by name; none: it was not called."""
+    """Return the arguments of `compile` by name; empty: it was not called."""
     given: Mapping[str, Any] = getattr(getattr(model, "_compile_config", None), "config", {})
     return given
 
@@ -137,7 +138,7 @@ def may_do_without_loss(definition: ModelDefinition, model: Any) -> bool:
 
 
 def no_loss(labels: Any, predictions: Any) -> Any:
-    """The loss of a model that adds up all of it itself."""
+    """Return 0: the loss function for a model that adds its whole loss itself."""
     return tf.zeros(())
 
 
@@ -182,12 +183,12 @@ def _same_loss(one: Any, other: Any) -> bool:
         return True
     try:
         return _same(keras.losses.get(one), keras.losses.get(other))
-    except (ValueError, TypeError):  # by output
+    except (ValueError, TypeError):  # losses by output
         return bool(keras.tree.flatten(one) == keras.tree.flatten(other))
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two of Keras's objects are of the same class and settings."""
+    """Return whether two Keras objects have the same class and settings."""
     one, other = (getattr(part, "inner_optimizer", part) for part in (one, other))
     if one is other or not (hasattr(one, "get_config") and hasattr(other, "get_config")):
         return one is other
@@ -225,7 +226,7 @@ REFUSED = {
     ),
     Mode.PREDICTION: dict.fromkeys(("predict_step", "predict_on_batch", "make_predict_function", "predict"), _PREDICT),
 }
-NOTED = ("metrics", "metrics_names", "reset_metrics")  # change nothing of the model: the log says so
+NOTED = ("metrics", "metrics_names", "reset_metrics")  # overrides without an effect on the model; only logged
 
 
 def call_model(model: Any, features: Any, training: bool) -> Any:
@@ -241,7 +242,7 @@ def call_model(model: Any, features: Any, training: bool) -> Any:
 
 @contextmanager
 def _normalizing_by_weights(model: Any) -> Iterator[None]:
-    """See `normalize_by_weights`; a graph may be traced inside, whose tensors no layer may keep."""
+    """Return a context for tracing a graph, see `normalize_by_weights`; at its end layers drop the graph's tensors."""
     before = [(layer, layer.mean, layer.variance) for layer in _adapted_layers(model)]
     normalize_by_weights(model)
     try:
@@ -273,19 +274,21 @@ def scales_loss(model: Any) -> bool:
 
 
 def is_overridden(model: Any, name: str) -> bool:
-    """Whether a method of a model is the user's, by its class or put into the object."""
+    """Return whether the user has overridden a method of a model, in a class or in the object."""
     definer = next((kind for kind in type(model).__mro__ if name in vars(kind)), None)
     return name in vars(model) or (definer is not None and definer.__module__.partition(".")[0] != "keras")
 
 
 def check_overrides(path: str, model: Any, mode: Mode) -> None:
-    """
+    """Check that workers support the user's overrides of methods of a model.
+
     Args:
-        path: of the user's module, for messages.
-        mode: of the job's tasks; a job that trains evaluates and exports, too.
+        path: Path of the user's module, for messages.
+        model: The model.
+        mode: Mode of the job's tasks; a training job also evaluates and exports.
 
     Raises:
-        ModelDefinitionError: the model has methods of its own that no worker calls.
+        ModelDefinitionError: The model overrides methods that workers do not call.
     """
     groups = [group for one, group in REFUSED.items() if mode in (one, Mode.TRAINING)]
     hints = {name: hint for group in groups for name, hint in group.items()}

@@ -1,6 +1,6 @@
-"""The port `Evaluation`: states of the user's metrics over the minibatches of a task, and numbers of merged states.
+"""The port `Evaluation`: states of the user's metrics over the minibatches of a task, and results of merged states.
 
-`arrays_of` gives outputs of a model as arrays, `load_weights` the values of a trained model without its optimizer.
+`arrays_of` converts outputs of a model to arrays; `load_weights` loads the values of a model without its optimizer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Measures:
     def __init__(self, measures: Sequence[TensorMeasure], example: Callable[[], Evaluated]) -> None:
         """
         Args:
-            example: a minibatch of the right shapes, for metrics that make their variables when updated.
+            measures: The user's metrics.
+            example: Returns a minibatch of the right shapes, for metrics that create their variables in an update.
         """
         self._measures = tuple(measures)
         self._example = example
@@ -44,7 +45,7 @@ class Measures:
         return iter(self._measures)
 
     def advance(self, starts: list[list[Array]], batch: Evaluated) -> list[list[Array]]:
-        """States after a minibatch, one per metric; an empty start is a reset metric."""
+        """Return the states after a minibatch, one per metric; an empty start is a reset metric."""
         masks = masks_of(batch.predictions)
         if not self._checked:
             for measure in self._measures:
@@ -54,7 +55,7 @@ class Measures:
         if self._compiled:
             try:
                 if not self._traced and not any(starts):
-                    # For any number of samples at once: the last minibatch is shorter.
+                    # Trace for any number of samples: the last minibatch may be smaller.
                     self._advance.get_concrete_function(starts, _of_any_size(batch), _of_any_size(masks))
                 self._traced = True
                 return _arrays(self._advance(starts, batch, masks))
@@ -64,7 +65,7 @@ class Measures:
         return _arrays(self._advanced(starts, batch, masks))
 
     def make_variables(self) -> None:
-        """Updates once with an example, if some metric has no variables yet."""
+        """Create the variables of all metrics: update once with an example, if some metric has none yet."""
         if any(isinstance(measure, KerasMeasure) and measure.num_variables() == 0 for measure in self._measures):
             example = self._example()
             self._advanced([[] for _ in self._measures], example, masks_of(example.predictions))
@@ -75,7 +76,7 @@ class Measures:
 
 
 class KerasEvaluation:
-    """See `Evaluation`.  Several may be alive at once."""
+    """See `Evaluation`.  There may be several at a time."""
 
     def __init__(self, measures: Measures, evaluate: Evaluate) -> None:
         self._measures = measures
@@ -107,7 +108,7 @@ class KerasEvaluation:
 
 
 def _of_any_size(parts: Any) -> Any:
-    """Specs of tensors with any number of samples; other values than ordinary tensors as they are."""
+    """Return specs of tensors with any number of samples; values that are not ordinary tensors are not changed."""
     return tf.nest.map_structure(
         lambda part: (
             tf.TensorSpec([None, *part.shape[1:]], part.dtype) if tf.is_tensor(part) and part.shape.rank else part
@@ -120,14 +121,14 @@ def _arrays(states: list[list[Any]]) -> list[list[Array]]:
     return [[np.asarray(value, np.float64) for value in state] for state in states]
 
 
-_PREFIX = "model/"  # of names of variables in a state; see `KerasFramework.state`
+_PREFIX = "model/"  # prefix of the model's variables in a state; see `KerasFramework.state`
 
 
 def arrays_of(outputs: Any) -> Any:
-    """A structure of tensors as one of arrays; sparse ones are filled up, bfloat16 becomes float32.
+    """Convert a structure of tensors to one of arrays; sparse tensors become dense, bfloat16 becomes float32.
 
     Raises:
-        TypeError: an output is ragged.
+        TypeError: An output is ragged.
     """
     return tf.nest.map_structure(_array, outputs)
 
@@ -143,10 +144,13 @@ def assign_all(variables: Mapping[str, Any], state: Mapping[str, npt.NDArray[Any
     """Assign the values of a checkpoint to variables, by name.
 
     Args:
-        whose: the variables; for messages, as is `advice`.
+        variables: Variables by name.
+        state: Values by name.
+        whose: Owner of the variables, for the message.
+        advice: Advice for the message.
 
     Raises:
-        CheckpointError: the names or shapes are others; nothing is assigned.
+        CheckpointError: The names or shapes differ; nothing is assigned.
     """
     wrong = sorted(set(state) ^ set(variables)) or [
         name for name, variable in variables.items() if not _fits(state[name], variable)
@@ -157,7 +161,7 @@ def assign_all(variables: Mapping[str, Any], state: Mapping[str, npt.NDArray[Any
             f"Use the module that the checkpoint was written with, {advice}.",
         )
     for name, variable in variables.items():
-        value = state[name]  # files of NumPy have bfloat16 and its like as bytes
+        value = state[name]  # NumPy files store bfloat16 and similar types as bytes
         variable.assign(value.view(_own_dtype(variable)) if _is_bytes(value) else value)
 
 
@@ -182,7 +186,9 @@ def load_weights(path: str, built: BuiltModel, state: Mapping[str, npt.NDArray[A
     """See `Framework.load_weights`.
 
     Args:
-        path: of the user's module, for messages.
+        path: Path of the user's module, for messages.
+        built: The model.
+        state: The state to load.
     """
     weights = [*built.trainable, *built.non_trainable, *built.own]
     variables = {_PREFIX + name: variable for name, variable in zip(unique_names(weights), weights, strict=True)}

@@ -1,8 +1,8 @@
-"""Builds the user's Keras model so that its initial values depend on the module and the seed alone.
+"""Build the user's Keras model; its initial values depend only on the module and the seed.
 
-Owns the order of variables in the flat vectors and what is in them; it trains nothing.
+Owns the content of the flat vectors and the order of variables in them; it does not train.
 
-Everything random inside a step depends on the step's seed alone: `StepSeeds` sets Keras's seed generators from it.
+All random numbers in a step depend only on the step's seed: `StepSeeds` sets Keras's seed generators from it.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class BuiltModel:
     """A model with all of its variables.
 
     Attributes:
-        definition: the module's, completed by what the model was compiled with.
-        inputs: those it declares.
-        trainable: Keras variables of the trainable vector, in order.
-        non_trainable: of the non-trainable vector.
-        own: other state, which never leaves the process.
-        assigned: trainable variables that the model itself assigns in a training step, as SpectralNormalization does.
-        keeps_state: a training step assigns some of its own state.
-        loss: of its minibatches; None: the module has none.
-        placement: of its embedding tables; None: they are variables like any other.
+        definition: The module's definition, completed with the arguments of `compile`.
+        inputs: The declared inputs.
+        trainable: Keras variables in the trainable vector, in order.
+        non_trainable: Keras variables in the non-trainable vector, in order.
+        own: Other state, which never leaves the process.
+        assigned: Trainable variables that the model itself assigns in a training step, as SpectralNormalization does.
+        keeps_state: A training step assigns some of the state in `own`.
+        loss: The loss of a minibatch; None: the module has none.
+        placement: Placement of its embedding tables; None: they are ordinary variables.
     """
 
     definition: ModelDefinition
@@ -77,11 +77,11 @@ class BuiltModel:
 
     @property
     def changed(self) -> tuple[Any, ...]:
-        """Variables that the model may assign in a training step, in the order in which members sum their changes."""
+        """The variables that the model may assign in a training step, in the order used to sum their changes."""
         return self.non_trainable + self.assigned
 
     def variables(self) -> tuple[Variable, ...]:
-        """Names and shapes in order: the trainable ones, then the others."""
+        """The names and shapes of the trainable variables, then of the others, in order."""
         names = unique_names([*self.trainable, *self.non_trainable])
         return tuple(
             Variable(name, tuple(v.shape), k < len(self.trainable))
@@ -94,7 +94,7 @@ class BuiltModel:
         return tuple(describe_table(spec) for _, spec in sorted(specs.items()))
 
     def make_ids(self, features: Any, mode: Mode) -> Callable[[Any], dict[str, Any]]:
-        """From batched features (whose spec is given) to the ids of each table; see `ids_function`."""
+        """Return a function from batched features, with this spec, to the ids of each table; see `ids_function`."""
         assert self.placement is not None
         key = (mode, repr(features))
         if key not in self._ids_functions:
@@ -111,17 +111,20 @@ def build_model(
     mode: Mode,
     minibatch_size: int,
 ) -> BuiltModel:
-    """Makes the model and its variables.
+    """Build the model and its variables.
 
     Args:
-        threshold_bytes: tables of `keras.layers.Embedding` that are larger live on the parameter servers, as those of
-            `elasticdl.layers.Embedding` do; None: there are no parameter servers.
-        examples: spec of a minibatch, its features matched to the model's inputs; asked for only if the model has code
-            of the user's own, or tables.
-        mode: of the job's tasks.
+        definition: The user's module.
+        seed: Seed of the job.
+        threshold_bytes: Larger tables of `keras.layers.Embedding` are placed on the parameter servers, like all tables
+            of `elasticdl.layers.Embedding`; None: there are no parameter servers.
+        examples: Returns the spec of a minibatch, with features matched to the model's inputs; called only if the
+            model has the user's own code, or tables.
+        mode: Mode of the job's tasks.
+        minibatch_size: Samples per minibatch.
 
     Raises:
-        ModelDefinitionError: the module raises, returns no Keras model, or uses something unsupported.
+        ModelDefinitionError: The module raises, does not return a Keras model, or uses something unsupported.
     """
     if threshold_bytes is None:
         return _built(definition, seed, None, None, examples, mode, minibatch_size)
@@ -172,7 +175,7 @@ def _built(
                 example = zeros_like_spec(examples(inputs).features, example_size(model, minibatch_size))
                 with states_kept(model):
                     user_call(lambda: call_model(model, example, training=False), f"{where}.call")
-            graphs: list[Any] = []  # of training, where the model may assign variables
+            graphs: list[Any] = []  # training graphs, in which the model may assign variables
             if has_own_code(model) or (mode is Mode.TRAINING and _may_assign(model)):
                 features = examples(inputs).features
                 adds_losses, graph = user_call(lambda: _trace_training(model, features), f"{where}.call")
@@ -202,15 +205,15 @@ def _built(
 
 def _begin_session(seed: int) -> None:
     policy = keras.config.dtype_policy()
-    keras.utils.clear_session(free_memory=False)  # names count from the start, whatever was built before
-    keras.config.set_dtype_policy(policy)  # that of --precision, or of the module, which is forgotten with the session
+    keras.utils.clear_session(free_memory=False)  # restarts the numbering of names
+    keras.config.set_dtype_policy(policy)  # of --precision or the module; clear_session resets it
     keras.utils.set_random_seed(seed)
 
 
 def _assigned_strangers(model: Any, graphs: Sequence[Any]) -> list[str]:
-    """Describe what graphs of training assign beside the variables of the model, such as a layer's own `tf.Variable`.
+    """Describe variables outside of the model that training graphs assign, such as a layer's own `tf.Variable`.
 
-    The generator of random numbers that Keras falls back to is set from the seed of each step.
+    Keras's global random generator is not one of them: it is set from the seed of each step.
     """
     fallback = global_state.get_global_attribute(_FALLBACK)
     known = [*model.variables, *(variable for metric in model.metrics for variable in metric.variables)]
@@ -231,8 +234,10 @@ def _warn_of_state(model: Any, kept: Sequence[Any], strangers: Sequence[str], mo
     """Warn of state that depends on which worker computes a minibatch.
 
     Args:
-        kept: variables that a training step assigns, and that never leave the process.
-        strangers: see `_assigned_strangers`.
+        model: The model.
+        kept: Variables that a training step assigns and that never leave the process.
+        strangers: See `_assigned_strangers`.
+        mode: Mode of the job's tasks.
     """
     if kept:
         names = ", ".join(v.path for v in kept)
@@ -280,25 +285,25 @@ def _states(model: Any) -> list[Any]:
 
 
 def flat_values(variables: Sequence[Any]) -> Floats:
-    """The values of variables as one vector."""
+    """Return the values of variables as one vector."""
     parts = [np.ravel(v.numpy()).astype(np.float32) for v in variables]
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
 
 def flat_tensor(variables: Sequence[Any]) -> Any:
-    """The same inside a graph."""
+    """Return the values of variables as one vector, inside a graph."""
     parts = [tf.reshape(v.value, [-1]) for v in variables]
     return tf.concat(parts, 0) if parts else tf.zeros([0])
 
 
 def assign_flat(variables: Sequence[Any], flat: Any) -> None:
-    """Sets variables from one vector, inside a graph or outside."""
+    """Set variables from one vector, inside a graph or outside."""
     for variable, part in zip(variables, split_flat(variables, flat), strict=True):
         variable.assign(part)
 
 
 def split_flat(variables: Sequence[Any], flat: Any) -> list[Any]:
-    """The values of variables in one vector, inside a graph or outside."""
+    """Split one vector into the values of variables, inside a graph or outside."""
     if not variables:
         return []
     parts = tf.split(flat, [_size(v) for v in variables])
@@ -306,7 +311,7 @@ def split_flat(variables: Sequence[Any], flat: Any) -> list[Any]:
 
 
 def unique_names(variables: Sequence[Any]) -> list[str]:
-    """Paths of Keras variables; the second of a path gets the suffix _1, and so on."""
+    """Return the paths of Keras variables; repeated paths get the suffixes _1, _2 …"""
     names: dict[str, None] = {}  # in order
     for variable in variables:
         name, number = variable.path, 0
@@ -322,16 +327,17 @@ def _size(variable: Any) -> int:
 
 
 def has_own_code(model: Any) -> bool:
-    """Whether the model or a layer is of a class of the user's."""
+    """Return whether the model or a layer has a class of the user."""
     return any(type(part).__module__.partition(".")[0] not in _KNOWN_PACKAGES for part in model._flatten_layers())
 
 
 def _may_assign(model: Any) -> bool:
-    """Whether a layer of Keras's own may assign trainable variables, or such as are not float32.
+    """Return whether a model of Keras's own layers may assign trainable variables, or variables other than float32.
 
-    Functions of the user's that layers call may, as an activation or a regularizer of the outputs.
+    The user's functions called by layers may do so, for example an activation or a regularizer of outputs.
 
-    The count of a Normalization layer is left out, which `adapt` alone changes: a trace of a large model takes seconds.
+    The count of a Normalization layer is ignored, because only `adapt` changes it, and a trace of a large model takes
+    seconds.
     """
     layers = list(model._flatten_layers())
     counts = {
@@ -342,7 +348,7 @@ def _may_assign(model: Any) -> bool:
 
 
 def _calls_own_code(layer: Any) -> bool:
-    """Whether a layer has a function or an object of the user's among its attributes."""
+    """Return whether an attribute of a layer is a function or callable object of the user."""
     return any(callable(value) and _is_own(value) for value in vars(layer).values())
 
 
@@ -354,10 +360,10 @@ def _is_own(function: Any) -> bool:
 
 
 def _trace_training(model: Any, features: Any) -> tuple[bool, Any]:
-    """Makes the variables of layers that the user's code calls in training alone; it runs nothing.
+    """Create the variables of layers that the user's code calls only in training, by a trace; nothing is executed.
 
     Returns:
-        Whether `call` adds losses, beside the regularizers of variables; and the graph.
+        Whether `call` adds losses, apart from regularizers of variables; and the graph.
     """
     num_losses = 0
 
@@ -379,9 +385,9 @@ def _make_loss(
     is_of_compile: bool,
     examples: Callable[[], Examples],
 ) -> tuple[TotalLoss | None, list[Any]]:
-    """The loss, and graphs in which it was traced.
+    """Return the loss, and the graphs in which it was traced.
 
-    Makes the variables of layers that `compute_loss` alone calls; without labels nothing calls it.
+    This creates the variables of layers that only `compute_loss` calls; without labels it is not called.
     """
     if definition.loss is None:
         return None, []
@@ -406,9 +412,10 @@ def _is_built(model: Any) -> bool:
 
 
 def check_trainable(definition: ModelDefinition, variables: Sequence[Any]) -> None:
-    """
+    """Check the types of trainable variables.
+
     Raises:
-        ModelDefinitionError: a trainable variable is not float32.
+        ModelDefinitionError: A trainable variable is not float32.
     """
     for variable in variables:
         if variable.dtype != "float32":
@@ -419,13 +426,14 @@ def check_trainable(definition: ModelDefinition, variables: Sequence[Any]) -> No
 
 
 def check_assigned(built: BuiltModel, graph: Any) -> None:
-    """Refuse assignments of trainable variables that building the model has not found, such as those of a loss.
+    """Refuse assignments of trainable variables that were not found when the model was built, such as by a loss.
 
     Args:
-        graph: of a step, before an update.
+        built: The model.
+        graph: Graph of a step, before an update.
 
     Raises:
-        ModelDefinitionError: there is one.
+        ModelDefinitionError: There is such an assignment.
     """
     known = {id(variable) for variable in built.assigned}
     found = assigned_variables(graph, [variable for variable in built.trainable if id(variable) not in known])
@@ -438,7 +446,7 @@ def check_assigned(built: BuiltModel, graph: Any) -> None:
 
 
 _LARGEST = 2**31 - 1
-_FALLBACK = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")  # Keras 3.12 has no such constant
+_FALLBACK = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")  # Keras 3.12 lacks it
 
 
 def generator_states(model: Any) -> list[Any]:
@@ -462,10 +470,10 @@ class StepSeeds:
         return bool(self._of_layers) or self._fallback.is_used
 
     def install(self) -> None:
-        """Makes Keras fall back to our generator; call it where the function is traced.
+        """Make Keras use our global generator; call this where the function is traced.
 
         Raises:
-            ElasticDLError: Keras keeps its generator elsewhere, so steps would not depend on their seeds.
+            ElasticDLError: This Keras keeps its generator elsewhere, so steps would not depend on their seeds.
         """
         global_state.set_global_attribute(_FALLBACK, self._fallback)
         if seed_generator.global_seed_generator() is not self._fallback:
@@ -496,5 +504,5 @@ class _Fallback(keras.random.SeedGenerator):  # type: ignore[misc]
 
 
 def as_int64(seed: int) -> np.int64:
-    """Any Python integer as one that a tensor can hold; not Python's, whose tensor TensorFlow would keep for ever."""
+    """Return a Python integer reduced to int64, as NumPy scalar: TensorFlow caches tensors of Python's own for ever."""
     return np.int64(seed & (2**62 - 1))

@@ -1,1 +1,1 @@
-"""Trained models as files, and back."""
+"""Save trained models to files, and load them."""

@@ -1,11 +1,11 @@
-"""Writes a model as a SavedModel that plain TensorFlow loads, its embedding tables included.
+"""Write a model, including its embedding tables, as a SavedModel that plain TensorFlow can load.
 
-Owns the shape of the exported object; never renames the directory.
+Owns the structure of the exported object; never renames the directory.
 
-`write_keras_file` writes `model.keras`, which Keras alone loads, for a model that consists of Keras's own classes.
+`write_keras_file` writes `model.keras`, which plain Keras can load, for a model that consists of Keras's own classes.
 
-The weights go to a file of their own first and from there into the archive: `model.save` would hold a table three
-times more.
+The weights are first written to a separate file and from there copied into the archive: `model.save` would use three
+times as much memory for a table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from elasticdl.layers.placement import Placement, Served, TableSpec
 from elasticdl_client.errors import ModelDefinitionError
 
 _GOLDEN = 0x9E3779B97F4A7C15
-_TWO_SIGMA_TAIL = 0.022750131948179195  # the probability of less than -2 of a standard normal
+_TWO_SIGMA_TAIL = 0.022750131948179195  # probability that a standard normal value is below -2
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def initial_rows(initial: InitialRow, ids: Tensor, dim: int) -> Tensor:
 
 
 def _uniform_numbers(key: int, ids: Tensor, dim: int) -> Tensor:
-    """Float64 numbers in (0, 1) of (key, id, column) alone."""
+    """Return float64 numbers in (0, 1) that depend only on (key, id, column)."""
     columns = tf.bitcast(tf.range(dim, dtype=tf.int64), tf.uint64) * _unsigned(_GOLDEN)
     row_keys = _mix64(tf.bitwise.bitwise_xor(_mix64(tf.bitcast(ids, tf.uint64)), _unsigned(key)))
     hashes = tf.bitwise.right_shift(_mix64(row_keys[:, None] + columns), _unsigned(11))
@@ -96,7 +96,7 @@ class ServedTable(tf.Module):  # type: ignore[misc]
         super().__init__(name=table.name)
         num_known = 0 if rows is None else rows.num_rows
         self._initial = InitialRow() if rows is None else rows.initial
-        num_rows = table.input_dim or num_known + 1  # the last one stands for all others
+        num_rows = table.input_dim or num_known + 1  # the last row is used for all other ids
         self.rows = tf.Variable(tf.zeros([num_rows, table.dim]), trainable=False, name="rows")
         ids = np.arange(0 if table.input_dim else num_known)
         start = 0
@@ -109,13 +109,13 @@ class ServedTable(tf.Module):  # type: ignore[misc]
             self._index = None
         else:
             if not num_known:
-                ids = np.zeros(1, np.int64)  # a lookup table must not be empty; row 0 stands for all others
+                ids = np.zeros(1, np.int64)  # a lookup table must not be empty; row 0 is used for all other ids
             numbers = tf.range(len(ids), dtype=tf.int64)
             contents = tf.lookup.KeyValueTensorInitializer(tf.constant(ids, tf.int64), numbers)
             self._index = tf.lookup.StaticHashTable(contents, default_value=num_known)
 
     def _fill(self, start: int, values: Floats) -> None:
-        """In place: `self.rows[start:end].assign(values)` would hold a second table for a moment."""
+        """Set rows in place: `self.rows[start:end].assign(values)` would need memory for a second table."""
         begin, end, strides = (np.array([place], np.int64) for place in (start, start + len(values), 1))
         tf.raw_ops.ResourceStridedSliceAssign(ref=self.rows.handle, begin=begin, end=end, strides=strides, value=values)
 
@@ -138,7 +138,10 @@ class ServedModel(tf.Module):  # type: ignore[misc]
     ) -> None:
         """
         Args:
-            specs: of batched features, all that `loaded` takes.
+            model: The model.
+            tables: The tables in the placement, by name.
+            placement: Placement of the embedding tables, if any.
+            specs: Specs of batched features, for the functions to trace.
         """
         super().__init__(name="served")
         self.model = model
@@ -174,27 +177,30 @@ def export_model(
     spec: Any,
     model_file: bool,
 ) -> None:
-    """Writes the SavedModel, and inside its directory `model.keras`.
+    """Write the SavedModel, and `model.keras` in its directory.
 
     Args:
-        inputs: of the model; the signature has their names and types.
-        tables: the rows of the tables of the placement; one that is left out has none.
-        spec: of batched features, matched to the inputs.
-        model_file: write `model.keras`, if Keras alone can load the model from it.
+        path: Path of the directory.
+        model: The model.
+        inputs: The model's inputs; the signature has their names and types.
+        placement: Placement of the embedding tables; None: they are variables of the model.
+        tables: Rows of the tables in the placement; a table without an entry has no rows.
+        spec: Spec of batched features, matched to the inputs.
+        model_file: Write `model.keras`, if plain Keras can load the model from it.
     """
     specs = {} if placement is None else placement.tables
     served_tables = {rows.name: ServedTable(specs[rows.name], rows) for rows in tables}
     empty = {name: ServedTable(table, None) for name, table in specs.items() if name not in served_tables}
     declared = inputs.served(spec)
     served = ServedModel(model, {**served_tables, **empty}, placement, (declared, spec))
-    with _warnings_only("tensorflow"):  # which would name a temporary directory in the user's output
+    with _warnings_only("tensorflow"):  # its info log would show a temporary directory
         tf.saved_model.save(served, path, signatures={"serving_default": _signature(served.serve, declared)})
     if model_file:
         write_keras_file(Path(path), model, {name: table.rows for name, table in served_tables.items()})
 
 
 def _signature(serve: Callable[[Any], Any], spec: Any) -> Any:
-    """The same with inputs and outputs by name."""
+    """Return a function like `serve` with inputs and outputs by name."""
     leaves = tf.nest.flatten(spec)
     if isinstance(spec, Mapping) and len(leaves) == len(spec):
         keys = sorted(spec)
@@ -220,7 +226,7 @@ def _argument_names(keys: Iterable[str]) -> list[str]:
     TensorFlow refuses Python's keywords and `self`, and silently renames what has other characters.
     """
     wanted = [(str(key), _argument_name(str(key))) for key in keys]
-    taken = {key for key, name in wanted if name == key}  # whatever others become: one is never given for another
+    taken = {key for key, name in wanted if name == key}  # keep these names: another output must not get them
     names: list[str] = []
     for key, name in wanted:
         while name != key and name in taken:
@@ -250,10 +256,12 @@ _log = logging.getLogger("elasticdl.keras")
 
 
 def write_keras_file(directory: Path, model: Any, tables: Mapping[str, Any]) -> None:
-    """Writes ``directory/model.keras``, or logs why there is none.
+    """Write ``directory/model.keras``, or log why this is impossible.
 
     Args:
-        tables: by name, a variable that holds the whole table.
+        directory: The directory.
+        model: The model.
+        tables: Variables with whole tables, by name.
     """
     reason = not_ordinary(model)
     if reason:
@@ -272,13 +280,14 @@ def write_keras_file(directory: Path, model: Any, tables: Mapping[str, Any]) -> 
 
 
 def check_keras_file(path: str, model: Any) -> None:
-    """For a `.keras` file that a callback is to write.
+    """Check that a callback can write a `.keras` file of a model.
 
     Args:
-        path: of the user's module, for messages.
+        path: Path of the user's module, for messages.
+        model: The model.
 
     Raises:
-        ModelDefinitionError: Keras alone could not load it.
+        ModelDefinitionError: Plain Keras could not load the file.
     """
     reason = not_ordinary(model)
     if reason:
@@ -289,7 +298,7 @@ def check_keras_file(path: str, model: Any) -> None:
 
 
 def not_ordinary(model: Any) -> str:
-    """Name the class of a model that is not Keras's own; empty: there is none."""
+    """Return a description of the first class in a model that is not Keras's own; empty: there is none."""
     if not _is_keras(model):
         return f"the model is a {type(model).__name__}"
     for layer in model._flatten_layers(include_self=False):
@@ -299,18 +308,18 @@ def not_ordinary(model: Any) -> str:
 
 
 def _is_keras(part: Any) -> bool:
-    """Keras knows the layers of elasticdl_preprocessing, too, where that is imported."""
+    """Return whether Keras can load a layer or model; elasticdl_preprocessing counts, since it registers its layers."""
     package = type(part).__module__.partition(".")[0]
     return package in ("keras", "elasticdl_preprocessing") or isinstance(part, MovedEmbedding)
 
 
 @contextmanager
 def _own_variables(model: Any, tables: Mapping[str, Any]) -> Iterator[None]:
-    """While it lasts, embedding layers whose table was moved are Keras's, with the table as their variable."""
+    """Return a context in which moved embedding layers are ordinary Keras layers, with their tables as variables."""
     moved = [layer for layer in model._flatten_layers() if isinstance(layer, MovedEmbedding)]
     for layer in moved:
         object.__setattr__(layer, "__class__", keras.layers.Embedding)
-        # A view: Keras would copy a variable twice.  Past Keras's tracking, which would own it from now on.
+        # A view, because Keras would copy a variable twice; set without Keras's tracking, which would keep it.
         layer.__dict__["_embeddings"] = np.asarray(memoryview(tables[layer.table].value()))
     try:
         yield
@@ -321,7 +330,7 @@ def _own_variables(model: Any, tables: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _zip(directory: Path, file: Path) -> None:
-    """Stored, not compressed, as Keras does it."""
+    """Write a directory to a zip file, without compression as in Keras."""
     with zipfile.ZipFile(file, "w") as archive:
         for part in sorted(directory.rglob("*")):
             if part.is_file():

@@ -1,6 +1,6 @@
-"""`LoadedKeras`: an exported model, from a SavedModel or a `.keras` file; of the user's module feed and metrics.
+"""`LoadedKeras`: an exported model (SavedModel or `.keras` file), with the feed and the metrics of the user's module.
 
-The module's model function is called for the metrics of a compiled model alone: the export is whole.
+The module's model function is called only for the metrics of a compiled model: the export is complete without it.
 """
 
 from __future__ import annotations
@@ -40,19 +40,22 @@ class LoadedKeras:
     ) -> None:
         """
         Args:
-            path: of a directory with a SavedModel, or a `.keras` file.
-            mode: that of the job's tasks.
+            definition: The user's module.
+            path: Directory with a SavedModel, or a `.keras` file.
+            minibatch_size: Samples per minibatch.
+            metadata: Passed to the user's `feed`.
+            mode: Mode of the job's tasks.
 
         Raises:
-            CheckpointError: it cannot be loaded.
-            ModelDefinitionError: the module has no feed, and the data are no table.
+            CheckpointError: The model cannot be loaded.
+            ModelDefinitionError: The module has no feed, and the data have no columns.
         """
         self._definition = definition
         self._mode = mode
         self._feed = traced_feed(definition, mode, metadata, minibatch_size)
         self._inputs, self._forward = _keras_file(path, mode) if path.is_file() else _saved_model(path)
         self._pipeline = Pipeline(mode, self._feed, self._inputs, minibatch_size, {}, _no_ids)
-        self._compiled: Any = None  # the module's model, where its metrics are those that count
+        self._compiled: Any = None  # the module's model, if its metrics are used
         self._measures = Measures(self._make_measures(), self._example)
         self._meter = device_meter()
 
@@ -62,17 +65,17 @@ class LoadedKeras:
         return self._meter
 
     def report(self) -> ModelReport:
-        """See `Inference.report`; the variables are the export's own business."""
+        """See `Inference.report`; the variables of an export are not reported."""
         self._inputs.matched(self._fed().features)
         return ModelReport((), (), "", tuple(measure.name for measure in self._measures))
 
     def batches(self, mode: Mode, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
-        """See `Inference.batches`; of the one mode."""
+        """See `Inference.batches`; only for the mode of the constructor."""
         assert mode is self._mode, mode
         return self._pipeline.batches(tasks)
 
     def predictions(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
-        """The model's outputs as tensors."""
+        """Return the model's outputs as tensors."""
         self._meter.sample()
         return self._forward(take_apart(self._mode, batch.data.element).features)
 
@@ -90,7 +93,7 @@ class LoadedKeras:
 
     def _make_measures(self) -> list[TensorMeasure]:
         if self._mode is not Mode.EVALUATION:
-            return []  # without labels "accuracy" could not say which one it is
+            return []  # the kind of "accuracy" depends on the labels
         definition = self._definition
         if definition.eval_metrics_fn is None:
             self._compiled = user_call(definition.model, f"{definition.path}: {definition.symbol}")
@@ -138,7 +141,7 @@ def _saved_model(path: Path) -> tuple[ModelInputs, Forward]:
     if callable(getattr(loaded, "serve", None)):
         ((structure,), _) = loaded.serve.concrete_functions[0].structured_input_signature
         inputs = ModelInputs(str(path), structure)
-        # A function alone does not keep its variables alive.
+        # A function does not keep its variables alive.
         if hasattr(loaded, "serve_masked"):
             return inputs, lambda features: with_masks(*loaded.serve_masked(inputs.adjusted(features)))
         return inputs, lambda features: loaded.serve(inputs.adjusted(features))
@@ -148,7 +151,7 @@ def _saved_model(path: Path) -> tuple[ModelInputs, Forward]:
     inputs = ModelInputs(str(path), dict(sorted(signature.structured_input_signature[1].items())))
 
     def by_name(features: Any) -> Any:
-        assert loaded  # a signature alone does not keep its variables alive
+        assert loaded  # a signature does not keep its variables alive
         outputs = signature(**inputs.adjusted(features))
         return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
