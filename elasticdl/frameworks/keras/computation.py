@@ -1,9 +1,8 @@
-"""The device and the precision of Keras models: its name, settings and memory; the dtype policy, and the scale of the
-loss.
+"""The device of Keras models (name, settings, memory), and their precision (dtype policy, loss scale).
 
-`limit_threads`: TensorFlow computes with as many threads as this container, not this machine, has processors.
+`limit_threads`: TensorFlow computes with as many threads as this container has CPUs, not as this machine has.
 
-Variables, their gradients and the optimizer stay float32, as Keras's mixed policies have it; with float16 the optimizer
+Variables, their gradients and the optimizer stay float32, as in Keras's mixed policies; with float16 the optimizer
 scales the loss, see `make_optimizer`.
 """
 
@@ -45,14 +44,17 @@ def apply_gradients(optimizer: Any, gradients: Sequence[Any], variables: Sequenc
 
 
 def check_policy(path: str, model: Any, precision: Precision, features: Callable[[], Any]) -> None:
-    """Check that a model has the policy of a precision, and outputs that losses, metrics and exports take.
+    """Check that a model has the dtype policy of a precision, and float32 outputs for losses, metrics and exports.
 
     Args:
-        path: of the user's module, for messages.
-        features: spec of a minibatch's features, matched to the model's inputs; asked for if the model is subclassed.
+        path: Path of the user's module, for messages.
+        model: The model.
+        precision: The job's precision.
+        features: Returns the spec of a minibatch's features, matched to the model's inputs; called only for a
+            subclassed model.
 
     Raises:
-        ModelDefinitionError: the module sets another policy, or an output is not float32.
+        ModelDefinitionError: The module sets another policy, or an output is not float32.
     """
     policy = _POLICIES.get(precision)
     if policy is None:
@@ -98,7 +100,7 @@ def used_bytes(name: str) -> int:
 
 
 def _num_threads() -> int:
-    """Of one operation: the user's setting, the environment's, or TensorFlow's default."""
+    """Return the number of threads per operation: set by the user, by the environment, or TensorFlow's default."""
     chosen = tf.config.threading.get_intra_op_parallelism_threads()
     return chosen or int(os.environ.get("TF_NUM_INTRAOP_THREADS", "0")) or num_processors()
 
@@ -107,9 +109,9 @@ _VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
 def limit_threads() -> None:
-    """Heeds the control group's limit, unless the user has said how many threads there shall be.
+    """Limit the threads to the container's CPUs, unless the user has set their number in the environment.
 
-    TensorFlow itself counts the machine's processors; it reads the variables at its first operation.
+    TensorFlow itself counts the machine's CPUs; it reads the variables at its first operation.
     """
     for name in _VARIABLES:
         os.environ.setdefault(name, str(num_processors()))

@@ -1,13 +1,13 @@
-"""Embedding tables on parameter servers: which ones a server can hold, and how they are described to it.
+"""Embedding tables on parameter servers: which ones are supported, and their description for the servers.
 
-`Swap` moves large `keras.layers.Embedding` tables of the user's model to the parameter servers; their code stays as it
-is.
+`Swap` moves large `keras.layers.Embedding` tables of the user's model to the parameter servers, without changes of the
+user's code.
 
-While the user's function makes the model, `Embedding.build` makes no variable for a large table: the layer becomes a
-`MovedEmbedding`, whose rows come from the placement.  A layer whose table is wanted as a whole — its `embeddings` are
-read, its weights set — gets its variable after all, as long as the model is being made.
+While the user's function makes the model, `Embedding.build` creates no variable for a large table: the layer becomes a
+`MovedEmbedding` with rows from the placement.  A layer whose whole table is needed (its `embeddings` are read, or its
+weights set) gets a variable after all, as long as the model is being made.
 
-Owns the lists of what is supported; the parameter server checks the same once more, by name.
+Owns the lists of supported settings; the parameter server checks them again, by name.
 """
 
 from __future__ import annotations
@@ -52,20 +52,21 @@ class Swap:
     def __init__(self, placement: Placement, threshold_bytes: int, kept: dict[str, str] | None = None) -> None:
         """
         Args:
-            threshold_bytes: larger tables move.
-            kept: layers that do not move, by path, with the reason.
+            placement: The placement of moved tables.
+            threshold_bytes: Larger tables are moved.
+            kept: Paths of layers that are not moved, with the reason.
         """
         self.placement = placement
         self._threshold_bytes = threshold_bytes
         self._reasons = dict(kept or {})
         self._moved: dict[str, Any] = {}  # by table
-        self._sizes: dict[str, int] = {}  # of kept tables, by layer
+        self._sizes: dict[str, int] = {}  # sizes of kept tables, by layer
         self._thread = threading.get_ident()
         self._making = False
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Large tables of layers made inside, by this thread, move."""
+        """Return a context in which large tables of layers made by this thread are moved."""
 
         def build(layer: Any, input_shape: Any = None) -> None:
             if layer.built or threading.get_ident() != self._thread or not self._move(layer):
@@ -87,13 +88,13 @@ class Swap:
             self._making = False
 
     def keep_frozen(self, model: Any) -> None:
-        """For the end of the making: tables that do not train need no parameter server."""
+        """Keep frozen tables in the model, since they need no parameter server; call this once the model is made."""
         for layer in list(model._flatten_layers()):
             if isinstance(layer, MovedEmbedding) and not layer.trainable:
                 self.keep(layer, "it is not trainable")
 
     def drop_strangers(self, model: Any) -> None:
-        """For the end of the making: layers that are no part of the model, as after a copy, have no table."""
+        """Remove tables of layers outside of the model, for example after a copy; call this once the model is made."""
         own = {id(layer) for layer in model._flatten_layers()}
         for table, layer in list(self._moved.items()):
             if id(layer) not in own:
@@ -101,7 +102,7 @@ class Swap:
                 del self._moved[table]
 
     def log(self, model: Any) -> None:
-        """Says once which tables moved, and which large ones did not, and why."""
+        """Log which tables were moved, and which large ones were not, with the reason."""
         for layer in model._flatten_layers():
             known = isinstance(layer, MovedEmbedding) or layer.path in self._sizes
             if isinstance(layer, keras.layers.Embedding) and not known and _size_bytes(layer) > self._threshold_bytes:
@@ -118,10 +119,10 @@ class Swap:
             )
 
     def keep(self, layer: MovedEmbedding, reason: str) -> None:
-        """Gives a moved layer its variable.
+        """Give a moved layer its own variable.
 
         Raises:
-            Unmovable: the model is made already.
+            Unmovable: The model is already made.
         """
         if not self._making:
             raise Unmovable(layer.path, reason)
@@ -165,7 +166,7 @@ class Swap:
         self._sizes[path], self._reasons[path] = _size_bytes(layer), reason
 
     def _name(self, layer: Any) -> str:
-        """The layer's; a second layer of that name (in another submodel) gets the suffix _1, and so on."""
+        """Return a unique table name: the layer's name; layers of the same name get the suffixes _1, _2 …"""
         name, number = layer.name, 0
         while name in self.placement.tables:
             number += 1
@@ -220,7 +221,7 @@ class MovedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
         self.load_own_variables(store)
 
     def save_own_variables(self, store: Any) -> None:
-        """The rows are on the parameter servers."""
+        """Save nothing: the rows are on the parameter servers."""
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
@@ -265,7 +266,7 @@ _REGULARIZERS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizer
 
 
 def obstacle(spec: TableSpec) -> str:
-    """Explain why no parameter server can hold the table; empty: one can."""
+    """Return why a parameter server cannot hold the table; empty: it can."""
     if not _supports_initializer(spec):
         return f"its initializer is {_name(spec.initializer)}; supported are {', '.join(_INITIALIZERS)}"
     if spec.regularizer is not None and type(spec.regularizer) not in _REGULARIZERS:
@@ -279,10 +280,10 @@ def obstacle(spec: TableSpec) -> str:
 
 
 def describe_table(spec: TableSpec) -> Table:
-    """For the parameter servers.
+    """Return the description of a table for the parameter servers.
 
     Raises:
-        ModelDefinitionError: none can hold it.
+        ModelDefinitionError: A parameter server cannot hold the table.
     """
     found = obstacle(spec)
     if found:

@@ -1,4 +1,4 @@
-"""`KerasFramework`: the port `Framework` on Keras 3 and TensorFlow.  It only puts the other modules together."""
+"""`KerasFramework`: the port `Framework` on Keras 3 and TensorFlow.  It only connects the other modules."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ class KerasSettings:
     """Settings that no other adapter has.
 
     Attributes:
-        jit_compile: try to compile steps of gradients with XLA.
-        embedding_threshold: bytes; larger tables of `keras.layers.Embedding` live on the parameter servers.
-        needed: symbols that the module or `compile` must have: loss, optimizer, eval_metrics_fn.
-        precision: of the model's computation; it is made the policy of this process.
-        evaluates: there are validation data.
-        in_groups: workers train in groups, whose members sum up their gradients.
-        fixed_global_batch: all steps of a group have the same number of records, so that its steps are those of `fit`.
+        jit_compile: Try to compile gradient steps with XLA.
+        embedding_threshold: Size in bytes; larger tables of `keras.layers.Embedding` are on the parameter servers.
+        needed: Symbols that the module or `compile` must define: loss, optimizer, eval_metrics_fn.
+        precision: Precision of the model; it becomes the dtype policy of this process.
+        evaluates: There are validation data.
+        in_groups: Workers train in groups and sum their gradients.
+        fixed_global_batch: All steps of a group have the same number of records, so they equal the steps of `fit`.
     """
 
     jit_compile: bool = True
@@ -118,11 +118,14 @@ class KerasFramework:
     ) -> None:
         """
         Args:
-            seed: the job's; initial values depend on it.
-            metadata: handed to the user's `feed`.
-            on_parameter_server: rows of `elasticdl.layers.Embedding`, and of large `keras.layers.Embedding`, come from
-                outside; otherwise each such layer has an ordinary variable.
-            mode: that of the job's tasks.
+            definition: The user's module.
+            minibatch_size: Samples per minibatch.
+            seed: Seed of the job; initial values depend on it.
+            metadata: Passed to the user's `feed`.
+            on_parameter_server: Rows of `elasticdl.layers.Embedding`, and of large `keras.layers.Embedding`, are passed
+                to each call; otherwise each such layer has an ordinary variable.
+            mode: Mode of the job's tasks.
+            settings: Other settings.
         """
         set_policy(settings.precision)
         self._precision = settings.precision
@@ -148,7 +151,7 @@ class KerasFramework:
         self._made_meter: DeviceMeter | None = None
         self._made_callbacks: list[Any] | None = None
         self._made_rates: LearningRates | None = None
-        self._asked_rate: tuple[int, float | None] = (0, None)  # model version, and the rate of a scheduler
+        self._asked_rate: tuple[int, float | None] = (0, None)  # version and scheduler's rate, as last asked for
 
     @property
     def device(self) -> str:
@@ -179,7 +182,7 @@ class KerasFramework:
                 check_for_groups(path, built.model)
         self._rates().at(0, 0)
         measures = list(self._measures())
-        callbacks = self._callbacks() if self._mode is not Mode.PREDICTION else []  # those watch metrics
+        callbacks = self._callbacks() if self._mode is not Mode.PREDICTION else []  # callbacks monitor metrics
         rules = hooks.rules_of(self._definition.path, callbacks, {one.name: one.maximize for one in measures})
         if any(rule["path"].endswith(".keras") for rule in rules.saving):
             check_keras_file(self._definition.path, built.model)
@@ -257,7 +260,7 @@ class KerasFramework:
         return gradient
 
     def sums(self) -> list[str]:
-        """See `DescribesSums`: of the code in `call` follows what a step assigns."""
+        """See `DescribesSums`: the code in `call` determines which variables a step assigns."""
         built = self._built()
         gradients = [f"the gradient of {v.path} {tuple(v.shape)}" for v in built.trainable]
         return gradients + [f"the change of {v.path} {tuple(v.shape)}" for v in built.changed]
@@ -267,7 +270,7 @@ class KerasFramework:
         self._all_reduce_step().apply_gradient(gradient, learning_rate)
 
     def predictions(self, batch: Batch, parameters: Parameters | None, rows: Mapping[str, Floats]) -> Any:
-        """The model's outputs for a minibatch of any mode, as tensors; `parameters` as in `Evaluation.update`."""
+        """Return the outputs for a minibatch of any mode, as tensors; `parameters` as in `Evaluation.update`."""
         self.device_meter.sample()
         return self._steps().predictions(batch.data, self._batch_spec(batch), parameters, rows)
 
@@ -283,7 +286,7 @@ class KerasFramework:
         """See `Framework.load_state`.
 
         Raises:
-            CheckpointError: the state is of another model or optimizer.
+            CheckpointError: The state belongs to another model or optimizer.
         """
         whose = f"model or optimizer than {self._definition.path}"
         assign_all(self._state_variables(), state, whose, "or another --checkpoint_dir")
@@ -337,7 +340,7 @@ class KerasFramework:
         known = {"batch_size": self._minibatch_size, **(params or {})}
         model, optimizer = self._built().model, self._optimizer()
         normalize_by_weights(model)
-        must_keep = (self._in_groups or self._on_parameter_server) and hook != hooks.END  # then no training follows
+        must_keep = (self._in_groups or self._on_parameter_server) and hook != hooks.END  # END: training is over
         kept = hooks.KeptModel(self._definition.path, model, optimizer) if must_keep else None
         with hooks.optimizer_within(model, optimizer):
             return hooks.call(self._callbacks(), hook, arguments, model, known, kept)
@@ -393,7 +396,7 @@ class KerasFramework:
         return self._made_measures
 
     def _example(self) -> Evaluated:
-        mode = Mode.EVALUATION if self._evaluates else self._mode  # without validation data there may be no set of them
+        mode = Mode.EVALUATION if self._evaluates else self._mode  # `dataset` may support no evaluation
         built = self._built()
         num_samples = example_size(built.model, self._minibatch_size)
         examples = take_apart(mode, zeros_like_spec(self._spec(mode), num_samples))
@@ -417,16 +420,16 @@ class KerasFramework:
         return self._feeds[mode]
 
     def _spec(self, mode: Mode) -> Any:
-        """Spec of a minibatch of a mode, without reading data."""
+        """Return the spec of a minibatch of a mode, without reading data."""
         return user_call(self._feed(mode).probe, f"{self._definition.path}: feed(dataset, {mode.value!r}, metadata)")
 
     def _examples(self, inputs: ModelInputs) -> Examples:
-        """Spec of a minibatch, its features matched to the model's inputs."""
+        """Return the spec of a minibatch, with features matched to the model's inputs."""
         fed = self._fed_examples()
         return replace(fed, features=inputs.matched(fed.features))
 
     def _fed_examples(self) -> Examples:
-        """Spec of a minibatch, of the first mode that `feed` takes (a job that predicts may have no labels)."""
+        """Return the spec of a minibatch, for the first mode that `feed` supports (there may be no labels)."""
         if self._mode is not Mode.TRAINING:
             return take_apart(self._mode, self._spec(self._mode))
         try:
@@ -449,7 +452,7 @@ class KerasFramework:
         taken: ClassLabels | ProbabilityLabels | None = None
         if loss is not None and loss.num_classes is not None:
             taken = ClassLabels(loss.num_classes, getattr(self._built().definition.loss, "ignore_class", None), True)
-        elif loss is not None and loss.is_binary and examples.weights is None:  # 0 may take a sample out
+        elif loss is not None and loss.is_binary and examples.weights is None:  # a weight 0 may exclude a sample
             taken = ProbabilityLabels()
         return label_flaw(examples.labels, taken, self._metadata.label_column, _LOOKUP, _array)
 

@@ -1,6 +1,6 @@
-"""The loss of a minibatch: the user's `loss`, weights of samples, what layers add, or the model's own `compute_loss`.
+"""The loss of a minibatch: the user's `loss`, sample weights, losses added by layers, or the model's `compute_loss`.
 
-Knows in which ways a minibatch may be filled up with samples of weight 0 so that its loss stays the same.
+Also decides whether a minibatch can be filled up with samples of weight 0 without changing its loss.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _log = logging.getLogger("elasticdl.keras")
 Loss = Callable[..., Any]
 _BINARY_LOSSES = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
 _BINARY_FUNCTIONS = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
-_OF_CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # takes numbers of classes
-_OF_MISSING = frozenset({"IsNan", "IsFinite"})  # by which a loss leaves labels out itself
-_WITHOUT_LABELS = frozenset({_OF_CLASSES, "Shape"})  # whose results tell no missing label
+_OF_CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # its labels are class numbers
+_OF_MISSING = frozenset({"IsNan", "IsFinite"})  # the loss excludes missing labels itself
+_WITHOUT_LABELS = frozenset({_OF_CLASSES, "Shape"})  # results do not show missing labels
 
 
 class TotalLoss:
@@ -45,13 +45,14 @@ class TotalLoss:
     ) -> None:
         """
         Args:
-            loss: a function, or what Keras's `compile` takes.
-            placement: of the model's embedding tables; `compute_loss` cannot look them up.
-            loss_weights: as `compile` takes them.
-            is_of_compile: the module leaves the loss to `compile`; a function of the module gets labels as they are.
+            model: The model.
+            loss: A function, or a loss in the form of Keras's `compile`.
+            placement: Placement of the model's embedding tables; `compute_loss` cannot look them up.
+            loss_weights: Weights in the form of `compile`.
+            is_of_compile: The loss is an argument of `compile`; the labels for a function of the module are unchanged.
         """
         self._model = model
-        # Names, configs, classes, losses by output and functions of `compile` are Keras's own matter.
+        # Keras itself handles names, configs, classes, losses by output and functions of `compile`.
         self.is_described = not callable(loss) or inspect.isclass(loss) or loss_weights is not None
         self.is_described |= is_of_compile and not isinstance(loss, keras.losses.Loss)
         outputs = getattr(model, "output_names", None)
@@ -65,17 +66,18 @@ class TotalLoss:
         self._takes_weights = _takes_weights(self._loss)
         self._wants_column: bool | None = None  # known once called with labels [n] and predictions [n, 1]
         self.heeds_presence = False  # known once traced with `presence`
-        self.num_classes: int | None = None  # that labels are numbers of, once traced; None: they are none
+        self.num_classes: int | None = None  # known once traced; None: labels are not class numbers
         self.is_of_model = is_overridden(model, "compute_loss")
         if self.is_of_model:
             model._compile_loss = _CompiledLoss(self._mean)
 
     def __call__(self, examples: Examples, presence: Any = None) -> Any:
-        """Of a step; traceable; a float32 scalar.
+        """Return the loss of a training step as a float32 scalar; traceable.
 
         Args:
-            presence: weight [batch] of each sample beside the user's, see `presence`; without effect where that would
-                not be exact, see `heeds_presence`.  None: all samples are there.
+            examples: The minibatch.
+            presence: Additional weight of each sample [batch], see `presence`; ignored if the result would not be
+                exact, see `heeds_presence`.  None: all samples count.
         """
         predictions = call_model(self._model, examples.features, training=True)
         weights = examples.weights
@@ -87,7 +89,7 @@ class TotalLoss:
         return self._total(examples, predictions, weights, training=True)
 
     def of_predictions(self, examples: Examples, predictions: Any) -> Any:
-        """Of an evaluation, right after the model was called; traceable; a float32 scalar."""
+        """Return the loss of an evaluation as a float32 scalar, right after the model was called; traceable."""
         return self._total(examples, predictions, examples.weights, training=False)
 
     def _total(self, examples: Examples, predictions: Any, weights: Any, training: bool) -> Any:
@@ -123,14 +125,14 @@ class TotalLoss:
         return tf.cast(total, tf.float32)
 
     def presence(self, count: int, size: int) -> Floats:
-        """Weights [size] with which the loss of `size` samples is that of the first `count`."""
+        """Return weights [size] with which the loss of `size` samples equals the loss of the first `count`."""
         weights = np.zeros(size, np.float32)
         is_sum = isinstance(self._loss, keras.losses.Loss) and self._loss.reduction == "sum"
         weights[:count] = 1.0 if is_sum else size / count
         return weights
 
     def _mean(self, labels: Any, predictions: Any, weights: Any) -> Any:
-        if self._loss is no_loss:  # as in Keras, weights are of this one alone
+        if self._loss is no_loss:  # as in Keras, weights apply only to the user's loss
             return no_loss(labels, predictions)
         labels = self._as_column(labels, predictions)
         if weights is None:
@@ -140,7 +142,7 @@ class TotalLoss:
         return _weighted_mean(tf.convert_to_tensor(self._loss(labels, predictions)), weights)
 
     def _as_column(self, labels: Any, predictions: Any) -> Any:
-        """Labels [n] as [n, 1] like the predictions, as Keras hands them to a function, if this one wants that."""
+        """Return labels [n] reshaped to [n, 1] like the predictions, as in Keras, if the function needs that."""
         if isinstance(self._loss, keras.losses.Loss) or not (tf.is_tensor(labels) and tf.is_tensor(predictions)):
             return labels
         if labels.shape.rank != 1 or predictions.shape.rank != 2 or predictions.shape[1] != 1:
@@ -152,12 +154,12 @@ class TotalLoss:
         return labels[:, None] if self._wants_column else labels
 
     def _heeds_mask(self, predictions: Any) -> bool:
-        """Whether the loss divides by the number of unmasked values, with those of samples of weight 0 among them."""
+        """Return whether the loss divides by the number of unmasked values, which includes samples of weight 0."""
         parts = tf.nest.flatten(predictions) if isinstance(self._loss, keras.losses.Loss) else []
         return any(getattr(part, "_keras_mask", None) is not None for part in parts)
 
     def _is_exact(self, examples: Examples, predictions: Any) -> bool:
-        """Whether weights of 1 change nothing, and those of `presence` leave samples out: tried on numbers."""
+        """Return whether weights 1 change nothing and weights of `presence` exclude samples; tested with numbers."""
         parts = (examples.labels, predictions, examples.weights)
         specs = [_mapped(lambda part: tf.TensorSpec(part.shape, part.dtype), part) for part in parts]
         try:
@@ -201,7 +203,7 @@ class _OutsideOfCall:
 
 
 def _wants_column(loss: Loss, of_labels: Any, of_predictions: Any) -> bool:
-    """Whether the loss of samples is that of each alone for labels [n, 1] and not for [n], tried on numbers."""
+    """Return whether the loss is per sample only for labels [n, 1], not for labels [n]; tested with numbers."""
     try:
         with tf.init_scope():
             labels = tf.cast([0, 1, 1], of_labels)
@@ -237,7 +239,7 @@ def _looks_for_missing(made: Sequence[Any], labels: Any) -> bool:
 
 
 def _nan_where_missing(total: Any, labels: Any) -> Any:
-    """The loss, or NaN where a label is: with XLA a missing number would be class 0."""
+    """Return the loss, or NaN if a label is NaN: with XLA a missing number would become class 0."""
     for part in tf.nest.flatten(labels):
         if tf.is_tensor(part) and part.dtype.is_floating:
             total = tf.where(tf.reduce_any(tf.math.is_nan(part)), tf.constant(float("nan"), total.dtype), total)
@@ -245,17 +247,17 @@ def _nan_where_missing(total: Any, labels: Any) -> Any:
 
 
 def _is_binary(loss: Any) -> bool:
-    """Whether a loss is Keras's own; a subclass may have a meaning for other labels."""
+    """Return whether a loss is Keras's own binary crossentropy; a subclass may accept other labels."""
     try:
         found = keras.losses.get(loss) if isinstance(loss, str) else _configured(loss)
-    except ValueError:  # Keras knows none of this name, which is said where it is built
+    except ValueError:  # an unknown name; building the loss raises the error
         return False
     kind = found if inspect.isclass(found) else type(found)
     return kind in _BINARY_LOSSES or any(found is function for function in _BINARY_FUNCTIONS)
 
 
 def _configured(loss: Any) -> Any:
-    """Losses that are described by a config as objects; `compile` takes a dictionary for losses by output."""
+    """Convert configs of losses to objects; any other dictionary means losses by output, as in `compile`."""
     if isinstance(loss, Mapping):
         if "class_name" in loss:
             return keras.losses.get(dict(loss))
@@ -264,10 +266,10 @@ def _configured(loss: Any) -> Any:
 
 
 def _check_reduced(configured: Any) -> None:
-    """Refuse losses of samples where Keras adds up: it shows their mean, and trains by the gradient of their sum.
+    """Refuse losses without reduction: Keras shows the mean over samples, but trains with the gradient of the sum.
 
     Raises:
-        ModelDefinitionError: there is one.
+        ModelDefinitionError: There is such a loss.
     """
     for one in tf.nest.flatten(configured):
         if isinstance(one, keras.losses.Loss) and one.reduction in (None, "none"):
@@ -310,7 +312,7 @@ def _mapped(function: Callable[[Any], Any], parts: Any) -> Any:
 
 
 def _numbers(seed: int, spec: Any) -> Any:
-    """A tensor of the spec: numbers between 0 and 1, zeros where they are whole."""
+    """Return a tensor for a spec: floats between 0 and 1, or integers 0."""
     if not spec.dtype.is_floating:
         return tf.zeros(spec.shape, spec.dtype)
     return tf.cast(tf.random.stateless_uniform(spec.shape, (seed, 2), 0.1, 0.9), spec.dtype)

@@ -1,6 +1,6 @@
 """The user's metrics: the state of each as float64 arrays, and the result of merged states.
 
-It knows how to advance a state by one minibatch and nothing of tasks or models.
+A state is updated with one minibatch at a time; metrics do not depend on tasks or models.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from keras.src.trainers.compile_utils import get_metric
 from elasticdl.frameworks.metrics import Array, Measure, State, make_measures, select
 from elasticdl_client.errors import ModelDefinitionError
 
-_DIRECTIONS = {"up": True, "down": False}  # as Keras's metrics say it of themselves
-_ACCURACY = ("accuracy", "acc")  # which of three it is depends on the shapes of labels and predictions
+_DIRECTIONS = {"up": True, "down": False}  # Keras's attribute → whether higher is better
+_ACCURACY = ("accuracy", "acc")  # one of three metrics, depending on the shapes of labels and predictions
 _log = logging.getLogger("elasticdl.keras")
 
 
 class Evaluated(NamedTuple):
-    """A minibatch that the model was called with.
+    """A minibatch with the model's predictions.
 
     Attributes:
-        loss: of the minibatch, a scalar; None: there is no `LossMeasure`.
+        loss: Loss of the minibatch, a scalar; None: there is no `LossMeasure`.
     """
 
     labels: Any
@@ -40,18 +40,18 @@ class TensorMeasure(Measure, Protocol):
     """One metric of the user's, of either kind."""
 
     def advance(self, start: Sequence[Any], batch: Evaluated) -> list[Any]:
-        """The state after a minibatch, as float64 tensors; `start` empty: from a reset metric.  Traceable."""
+        """Return the state after a minibatch, as float64 tensors; empty `start`: a reset metric.  Traceable."""
         ...
 
     def reset(self) -> list[Array]:
-        """The state before any minibatch; a metric that makes its variables at the first update must have had one."""
+        """Return the initial state; a metric that creates its variables at the first update must have been updated."""
         ...
 
     def check(self, batch: Evaluated) -> None:
-        """Looks at the first minibatch, eagerly, whether states may be added.
+        """Check eagerly, with the first minibatch, that states can be merged by addition.
 
         Raises:
-            ModelDefinitionError: they may not, and the metric says of itself that they may.
+            ModelDefinitionError: They cannot, although the metric declares that they can.
         """
         ...
 
@@ -83,7 +83,7 @@ class FunctionMeasure:
         return [np.zeros((), np.float64), np.zeros((), np.float64)]
 
     def check(self, batch: Evaluated) -> None:
-        """A sum and a count may always be added."""
+        """Do nothing: a sum and a count can always be added."""
 
     def results(self, states: Sequence[State]) -> Any:
         total, count = states[0]
@@ -161,19 +161,20 @@ class KerasMeasure:
         return self._metric.result()
 
     def num_variables(self) -> int:
-        """0 for a metric that makes its variables at the first update."""
+        """Return the number of variables; 0 before the first update of a metric that creates them there."""
         return len(self._metric.variables)
 
 
 def measures_of(path: str, defined: Any, example: Callable[[], Evaluated]) -> list[TensorMeasure]:
-    """The metrics of `eval_metrics_fn()`: by name, or as the `metrics` of Keras's `compile` are given.
+    """Return the metrics of `eval_metrics_fn()`, given by name, or in the form of `metrics` of Keras's `compile`.
 
     Args:
-        path: of the user's module, for messages.
-        example: a minibatch of the right shapes, for "accuracy".
+        path: Path of the user's module, for messages.
+        defined: The result of `eval_metrics_fn()`.
+        example: Returns a minibatch of the right shapes, for "accuracy".
 
     Raises:
-        ModelDefinitionError: there is something else, or a name that Keras does not know.
+        ModelDefinitionError: The result has another form, or contains a name unknown to Keras.
     """
     if isinstance(defined, str | list | tuple):
         if tf.nest.is_nested(example().predictions):
@@ -196,14 +197,14 @@ def metric_name(identifier: Any) -> str:
 
 
 def metrics_by_name(path: str, metrics: Any) -> dict[str, Any]:
-    """Return metrics by name; as in Keras, the second of a name gets the suffix _1, and a function leaves masks out.
+    """Return metrics by name; as in Keras, repeated names get the suffixes _1, _2 …, and functions ignore masks.
 
     Args:
-        path: of the user's module, for messages.
-        metrics: as `compile` takes those of one output.
+        path: Path of the user's module, for messages.
+        metrics: Metrics of one output, in the form of `compile`.
 
     Raises:
-        ModelDefinitionError: there are metrics of several outputs, or a name that Keras does not know.
+        ModelDefinitionError: There are metrics for several outputs, or a name unknown to Keras.
     """
     named: dict[str, Any] = {}
     for metric in [metrics] if isinstance(metrics, str) else metrics:
@@ -226,10 +227,10 @@ def _unclear(path: str, what: str) -> ModelDefinitionError:
 
 
 def _known(path: str, metric: Any) -> Any:
-    """A metric given by its class, name or config as an object; "accuracy" as it is.
+    """Return a metric given by its class, name or config as an object; "accuracy" is returned unchanged.
 
     Raises:
-        ModelDefinitionError: Keras does not know it.
+        ModelDefinitionError: Keras does not know the metric.
     """
     if isinstance(metric, str) and metric.lower() in _ACCURACY:
         return metric
@@ -261,7 +262,7 @@ def _make_measure(
 
 
 def _accuracy(path: str, name: str, output: str | None, example: Evaluated) -> Any:
-    """The kind of accuracy that Keras takes for labels and predictions of these shapes."""
+    """Return the accuracy metric that Keras uses for labels and predictions of these shapes."""
     labels, predictions = select(example.labels, example.predictions, output)
     if tf.nest.is_nested(predictions) or tf.nest.is_nested(labels):
         raise _unclear(path, f"{name!r}, and the model has several outputs")

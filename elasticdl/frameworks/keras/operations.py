@@ -1,15 +1,12 @@
-"""Functions while they are traced: their operations, their look-ups of ids, and whether XLA compiles them.
+"""Inspect traced functions: their operations (random ones, Python ones), look-ups of ids, and compilation by XLA.
 
-Random operations and Python ones want care.
+`IdWatch` finds ids without a row in the embedding layers that have their own variables.  XLA silently uses the nearest
+row for such an id, and TensorFlow's error is a page long.  For tables on the parameter servers the pipeline checks ids.
 
-`IdWatch` watches the embeddings of a model, those with variables of their own, for ids that they have no row for.  XLA
-takes the nearest row for such an id and says nothing, TensorFlow prints a page; tables on the parameter servers are
-watched in the pipeline.
+`first_run`: tries XLA once, and does without it if it cannot compile a step or would be slower.
 
-`first_run`: XLA is tried once, and left alone where it cannot compile a step or where it would be slower.
-
-The ids of a minibatch are found by a first trace of the model in which embedding layers only write their ids down.
-The trace, once pruned to the ids, runs inside tf.data: no Python, no variable is written.
+The ids of a minibatch are found by a trace of the model in which embedding layers only record their ids.  The trace is
+pruned to the ids and runs inside tf.data, without Python and without writing a variable.
 """
 
 from __future__ import annotations
@@ -52,7 +49,7 @@ _SLOW_WITH_XLA = re.compile(r"Conv\dD|DepthwiseConv|While$|StatelessWhile$")
 
 
 def operations_of_graph(graph: Any) -> set[str]:
-    """Names of the operations of a graph, functions inside it included."""
+    """Return the names of the operations of a graph, including its functions."""
     definition = graph.as_graph_def()
     found = {node.op for node in definition.node}
     for function in definition.library.function:
@@ -61,13 +58,13 @@ def operations_of_graph(graph: Any) -> set[str]:
 
 
 def assigned_variables(graph: Any, variables: Sequence[Any]) -> list[Any]:
-    """Those of the Keras variables that a graph assigns, in its conditions, loops and other functions, too."""
+    """Return the Keras variables that a graph assigns, also in its conditions, loops and other functions."""
     assigned = _assigned_handles(graph, [variable.value.handle for variable in variables])
     return [variable for variable in variables if id(variable.value.handle) in assigned]
 
 
 def assigned_beside(graph: Any, variables: Iterable[Any]) -> list[Any]:
-    """TensorFlow's variables that a graph assigns, and that are those of no given Keras variable."""
+    """Return the TensorFlow variables that a graph assigns and that do not belong to a given Keras variable."""
     known = {id(variable.value.handle) for variable in variables}
     others = [variable for variable in graph.variables if id(variable.handle) not in known]
     assigned = _assigned_handles(graph, [variable.handle for variable in others])
@@ -87,10 +84,12 @@ def _assigned_handles(graph: Any, handles: Iterable[Any]) -> set[int]:
 
 
 def _assigned(nodes: Iterable[Any], handles: Mapping[str, str], functions: Mapping[str, Any]) -> Iterator[str]:
-    """The variables that nodes of a graph assign.
+    """Yield the variables that nodes of a graph assign.
 
     Args:
-        handles: by the name of a node the variable whose handle it gives.
+        nodes: The nodes.
+        handles: Maps the name of a node that outputs a variable's handle to the variable.
+        functions: The graph's functions by name.
     """
     known = dict(handles)
     for node in nodes:
@@ -109,23 +108,23 @@ def _assigned(nodes: Iterable[Any], handles: Mapping[str, str], functions: Mappi
 
 
 def _functions_of(node: Any) -> list[str]:
-    """The names of the functions that a node may call."""
+    """Return the names of the functions that a node may call."""
     lists = [[value.func, *value.list.func] for value in node.attr.values()]
     return [function.name for functions in lists for function in functions if function.name]
 
 
 def operations_of_dataset(dataset: Any) -> set[str]:
-    """Names of the operations of the functions of a dataset."""
+    """Return the names of the operations in the functions of a dataset."""
     return {op for function in dataset._functions() for op in operations_of_graph(function.function.graph)}
 
 
 def changing_the_count(dataset: Any) -> list[str]:
-    """The methods of tf.data by which a dataset may have more or fewer elements than its source, from there on.
+    """Return the tf.data methods in a dataset that may change the number of elements.
 
-    Whether they do depends on their arguments and on the data: ``take(10**9)`` changes nothing.
+    Whether they do depends on their arguments and the data: ``take(10**9)`` changes nothing.
     """
     methods = list(dict.fromkeys(_methods(dataset)))
-    # Where nothing else does it, a map over batches may have changed their length.
+    # Without any other such method, a map over batches may have changed their length.
     return [name for name in methods if name not in (*_ONE_FOR_ONE, "unbatch")] or [
         name for name in methods if name == "unbatch"
     ]
@@ -171,22 +170,22 @@ def frames_of_operation(dataset: Any, message: str) -> list[traceback.FrameSumma
 
 
 def stateful_random(operations: Iterable[str]) -> list[str]:
-    """Those whose values depend on what was run before."""
+    """Return the random operations with values that depend on earlier executions."""
     return sorted(op for op in operations if _STATEFUL_RANDOM.match(op))
 
 
 def not_vectorisable(operations: Iterable[str]) -> list[str]:
-    """Those that mean something else, or nothing, for many records at once: anything random, anything in Python."""
+    """Return the operations that are wrong or impossible for many records at a time: random ones and Python ones."""
     return sorted(op for op in operations if _STATEFUL_RANDOM.search(op) or _PYTHON.search(op))
 
 
 def has_control_flow(operations: Iterable[str]) -> bool:
-    """Whether there are conditions or loops, which TensorFlow does not run in one thread."""
+    """Return whether there are conditions or loops, which TensorFlow does not run in a single thread."""
     return any(_CONTROL_FLOW.match(op) for op in operations)
 
 
 def warn_of_chance(operations: Iterable[str]) -> None:
-    """Logs the random operations of a step that do not depend on its seed."""
+    """Warn of random operations in a step that do not depend on its seed."""
     found = stateful_random(operations)
     if found:
         _log.warning(
@@ -204,13 +203,13 @@ class IdWatch:
     """The look-ups of embedding layers with a variable of their own while a function is traced."""
 
     def __init__(self) -> None:
-        self.bounds: list[str] = []  # describe what every id of a call must be
+        self.bounds: list[str] = []  # for each call, a description of the valid ids
         self._in_range: list[Any] = []
         self._graph = tf.compat.v1.get_default_graph()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look-ups inside are noted."""
+        """Return a context that records look-ups."""
         with self._watched(keras.layers.Embedding, "call"), self._watched(Embedding, "own_rows"):
             yield
 
@@ -228,7 +227,7 @@ class IdWatch:
             setattr(layers, method, look_up)
 
     def in_range(self) -> list[Any]:
-        """For each call whether all ids are in range, as scalars of the graph; those that are not became 0."""
+        """For each call, a scalar of the graph: whether all ids are in range; other ids were replaced by 0."""
         return self._in_range
 
     def _noted(self, layer: Any, inputs: Any) -> Any:
@@ -237,7 +236,7 @@ class IdWatch:
         if isinstance(inputs, tf.SparseTensor):
             return tf.SparseTensor(inputs.indices, self._noted(layer, inputs.values), inputs.dense_shape)
         if tf.compat.v1.get_default_graph() is not self._graph:
-            return inputs  # in a loop or a condition, whose values are not seen from outside
+            return inputs  # in a loop or condition: values cannot be read outside
         ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)  # as Keras does
         are_good = (ids >= 0) & (ids < layer.input_dim)
         self._in_range.append(tf.reduce_all(are_good))
@@ -255,10 +254,10 @@ R = TypeVar("R")
 
 
 def first_run(make: Callable[[], G], run: Callable[[G], R]) -> tuple[G, R] | None:
-    """Makes a graph that is compiled when it first runs, and runs it; None: not with XLA, the log says why.
+    """Make a graph that XLA compiles at its first run, and run it; None: XLA is not used, with the reason in the log.
 
     Raises:
-        IdOutOfRange: an embedding layer has no row for an id.
+        IdOutOfRange: An embedding layer has no row for an id.
     """
     try:
         graph = make()
@@ -277,26 +276,29 @@ def first_run(make: Callable[[], G], run: Callable[[G], R]) -> tuple[G, R] | Non
 
 
 def tell_uncompiled(reason: str) -> None:
-    """Says in the log why steps are not compiled."""
+    """Log why steps are not compiled."""
     _log.info("Steps are not compiled with XLA: %s", reason)
 
 
 _SHOWN = 5
-_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})  # look at no values
+_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})  # do not read values
 
 
 def ids_function(
     model: Any, placement: Placement, features: Any, mode: Mode, changing: Iterable[Any]
 ) -> Callable[[Any], dict[str, Any]]:
-    """A graph function from batched features to table -> all ids [n] of all calls, in order of call.
+    """Return a graph function from batched features to the ids [n] of each table, over all calls, in order.
 
     Args:
-        features: spec of the batched features.
-        changing: variables of the model that change from step to step.
+        model: The model.
+        placement: Placement of its tables.
+        features: Spec of the batched features.
+        mode: Mode of the minibatches.
+        changing: Variables of the model that change from step to step.
 
     Raises:
-        ModelDefinitionError: ids depend on what changes, or a layer is called in a loop; the layer is named.  Or rows
-            would get no gradient.
+        ModelDefinitionError: Ids depend on a changing variable, or a layer is called in a loop (the message names it),
+            or rows would get no gradient.
     """
     leaves = tf.nest.flatten(features, expand_composites=True)
     recorded = Recorded()
@@ -310,7 +312,7 @@ def ids_function(
             made = call_model(model, given, training=mode is Mode.TRAINING)
         for part in tf.nest.flatten(made, expand_composites=True):
             if tf.is_tensor(part):
-                tf.identity(part)  # else nothing may use it
+                tf.identity(part)  # otherwise it may be unused
         if hidden_from_gradients(recorded.answers):
             raise ModelDefinitionError(
                 "The rows of an embedding on the parameter servers are used inside tf.recompute_grad or "
@@ -336,13 +338,13 @@ def ids_function(
 
 
 def complete(ids: Mapping[str, Any], tables: Iterable[str]) -> dict[str, Any]:
-    """Table to its ids [n]; tables that were not called have none."""
+    """Return the ids [n] of every table; empty for a table without a call."""
     return {name: ids[name] if name in ids else tf.zeros([0], tf.int64) for name in tables}
 
 
 def out_of_range(table: TableSpec, ids: Ids) -> str:
-    """Describe ids that are negative or not below `input_dim`; empty if there are none."""
-    # As unsigned numbers the negative ones are the largest.
+    """Describe ids that are negative or not below `input_dim`; empty: there are none."""
+    # As unsigned numbers, negative ones are the largest.
     if not table.input_dim or not len(ids) or ids.view(np.uint64).max() < table.input_dim:
         return ""
     wrong = np.unique(ids[(ids < 0) | (ids >= table.input_dim)])
@@ -373,9 +375,9 @@ def _check_origin(graph: Any, recorded: Recorded, changing: Iterable[Any]) -> No
 
 
 def hidden_from_gradients(sources: Iterable[Any]) -> bool:
-    """Whether a function with a gradient of its own, in the graph being traced, uses sources that it is not given.
+    """Return whether a function with a custom gradient, in the current trace, uses sources that are not arguments.
 
-    `tf.custom_gradient`, and so `tf.recompute_grad`, know of variables beside the arguments, and of no tensors.
+    `tf.custom_gradient`, and therefore `tf.recompute_grad`, handles arguments and variables, but not captured tensors.
     """
     wanted = {id(source.op) for source in sources}
     for op in tf.compat.v1.get_default_graph().get_operations():
@@ -389,20 +391,20 @@ def hidden_from_gradients(sources: Iterable[Any]) -> bool:
 
 
 def _arguments(op: Any) -> set[str]:
-    """Name the inputs of the operation that stands for a function with a gradient of its own that are not its results.
+    """Return the names of the arguments and variables of a function with a custom gradient, given by its operation.
 
-    They are its arguments and variables, and come after the results.
+    They are the operation's inputs after the results.
     """
     try:
         gradient = gradient_registry.lookup(op.get_attr("_gradient_op_type").decode())
         own = inspect.getclosurevars(gradient).nonlocals["tape_grad_fn"]
         return {tensor.name for tensor in op.inputs[inspect.getclosurevars(own).nonlocals["flat_result_len"] :]}
-    except (LookupError, TypeError):  # of a graph that another process has made, or an operation's own
+    except (LookupError, TypeError):  # a graph from another process, or an operation's own gradient
         return {t.name for t, output in zip(op.inputs, op.outputs, strict=True) if not output.consumers()}
 
 
 def _origins(tensors: Iterable[Any], arguments: Collection[str] = ()) -> Iterator[Any]:
-    """All operations whose values the tensors are made from, those before named arguments left out."""
+    """Yield all operations on which the tensors depend, without those before the named arguments."""
     seen: set[int] = set()
     waiting = [tensor.op for tensor in tensors]
     while waiting:

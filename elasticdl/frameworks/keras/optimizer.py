@@ -1,11 +1,11 @@
 """The user's `optimizer()` with its clipping, learning-rate scheduler and `callbacks()`.
 
-An optimizer is made as Keras's `compile` makes it, refused where it cannot be, and described as JSON.
+An optimizer is created as by Keras's `compile`, refused if it is not supported, and described as JSON.
 
-A worker clips its own gradient by norm: the parameter servers see pieces of a gradient only, whose norms mean nothing;
-clipping by value is theirs.
+Workers clip their gradients by norm, because a parameter server has only pieces of a gradient, and their norms are
+meaningless; parameter servers clip by value.
 
-Of callbacks: the master's decisions for them, the hooks that are called, and the calls.
+For callbacks: the rules for the master, and the calls of their hooks.
 
 Hooks run in workers: `on_train_begin` in each, the others in one.  Of Keras's own `LearningRateScheduler` only the
 schedule is used (see `learning_rates`).  A hook that is impossible in a distributed job is refused by name.
@@ -33,15 +33,15 @@ from elasticdl.frameworks.user_code import made_callbacks, refuse_hooks, user_ca
 from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import ModelDefinitionError
 
-_ZERO = 1e-30  # on the wire 0 stands for the optimizer's own rate
+_ZERO = 1e-30  # sent instead of 0, which means the optimizer's own rate in messages
 _ByEpoch = keras.callbacks.LearningRateScheduler
 
 
 def make_optimizer(definition: ModelDefinition, model: Any, on_parameter_server: bool) -> Any:
-    """The optimizer of `optimizer()`, a name or a config; as in Keras, that of a mixed_float16 model scales the loss.
+    """Return the optimizer, given by a function, name or config; for mixed_float16 it scales the loss, as in Keras.
 
     Raises:
-        ModelDefinitionError: it is no Keras optimizer, or one whose settings would not be kept.
+        ModelDefinitionError: It is not a Keras optimizer, or has unsupported settings.
     """
     path, made = definition.path, definition.optimizer
     if callable(made):
@@ -63,7 +63,7 @@ def make_optimizer(definition: ModelDefinition, model: Any, on_parameter_server:
 
 
 def describe_optimizer(optimizer: Any) -> str:
-    """Keras config of an optimizer as JSON, without clipping by norm: the worker does that to its own gradient."""
+    """Return the Keras config of an optimizer as JSON, without clipping by norm, which workers do themselves."""
     described = keras.optimizers.serialize(optimizer)
     described["config"].update(dict.fromkeys(BY_NORM))
     kept = {name: described[name] for name in ("class_name", "config")}
@@ -71,13 +71,16 @@ def describe_optimizer(optimizer: Any) -> str:
 
 
 def check_for_parameter_server(path: str, optimizer: Any, model: Any, assigned: Sequence[Any]) -> None:
-    """Refuse settings of the model and its optimizer that no parameter server implements; Keras checks its own options.
+    """Refuse settings of the model and its optimizer that parameter servers do not implement.
 
     Args:
-        assigned: trainable variables that the model assigns in a training step.
+        path: Path of the user's module, for messages.
+        optimizer: The optimizer.
+        model: The model.
+        assigned: Trainable variables that the model assigns in a training step.
 
     Raises:
-        ModelDefinitionError: there is something.
+        ModelDefinitionError: There is such a setting.
     """
     if not type(optimizer).__module__.startswith("keras."):
         raise ModelDefinitionError(
@@ -113,10 +116,10 @@ def check_for_parameter_server(path: str, optimizer: Any, model: Any, assigned: 
 
 
 def check_for_groups(path: str, model: Any) -> None:
-    """Refuse what the average of the members' gradients spoils, or wants more than their sum.
+    """Refuse layers and losses that are wrong with averaged gradients, or need more than the sum of gradients.
 
     Raises:
-        ModelDefinitionError: there is something.
+        ModelDefinitionError: The model has such a part.
     """
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
@@ -140,7 +143,7 @@ def _check_overwritten(path: str, trainable: Sequence[Any], why: str) -> None:
 
 
 def _excludes_from_decay(optimizer: Any) -> bool:
-    # Keras keeps them by private names; an empty list changes nothing.
+    # Keras stores them in private attributes; an empty list changes nothing.
     names = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
     return any(getattr(optimizer, name, None) for name in names)
 
@@ -155,11 +158,12 @@ class LearningRates:
     def __init__(self, path: str, callbacks: Sequence[Any], optimizer: Callable[[], Any]) -> None:
         """
         Args:
-            path: of the user's module, for messages.
-            optimizer: the user's, asked only if there is a scheduler.
+            path: Path of the user's module, for messages.
+            callbacks: The user's callbacks.
+            optimizer: Returns the user's optimizer; called only if there is a scheduler.
 
         Raises:
-            ModelDefinitionError: there are two schedulers, or the optimizer has a schedule of its own.
+            ModelDefinitionError: There are two schedulers, or the optimizer has its own schedule.
         """
         found = [callback for callback in callbacks if isinstance(callback, ByVersion | _ByEpoch)]
         if len(found) > 1:
@@ -177,7 +181,7 @@ class LearningRates:
         """See `Framework.learning_rate`.
 
         Raises:
-            ModelDefinitionError: the schedule raises, or its value is no learning rate.
+            ModelDefinitionError: The schedule raises, or its value is not a learning rate.
         """
         if self._scheduler is None:
             return None
@@ -259,11 +263,12 @@ class Clipping:
     def apply(
         self, dense: list[Any], rows: dict[str, Any], places: Mapping[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Clipped gradients; a table counts as one variable, and gradients of the same id as their sum.
+        """Return clipped gradients; a table counts as one variable, and gradients of the same id count as their sum.
 
         Args:
-            rows: table to gradients [n, dim].
-            places: table to the number of each row's id among the unique ones [n].
+            dense: Gradients of the dense variables.
+            rows: Maps each table to gradients [n, dim].
+            places: Maps each table to the index of each row's id among the unique ids [n].
         """
         if not self.by_norm:
             return dense, rows
@@ -303,13 +308,14 @@ _HINTS = {
 
 
 def make_callbacks(path: str, callbacks: Callable[[], Any] | None) -> list[Any]:
-    """Calls the user's function.
+    """Call the user's `callbacks()`.
 
     Args:
-        path: of the user's module, for messages.
+        path: Path of the user's module, for messages.
+        callbacks: The function; None: there is none.
 
     Raises:
-        ModelDefinitionError: it raises, returns something else, or a callback has a hook that is not called.
+        ModelDefinitionError: It raises, does not return a list, or a callback has a hook that is never called.
     """
     made = made_callbacks(path, callbacks)
     for callback in made:
@@ -330,17 +336,19 @@ def rules_of(path: str, callbacks: list[Any], metrics: Mapping[str, bool | None]
     """Return the rules that the master applies for the callbacks.
 
     Args:
-        metrics: of the evaluation, by name: whether more is better; None: not known.
+        path: Path of the user's module, for messages.
+        callbacks: The callbacks.
+        metrics: Maps the name of each evaluation metric to whether higher is better; None: unknown.
 
     Raises:
-        ModelDefinitionError: a setting of a callback cannot be kept.
+        ModelDefinitionError: A callback has a setting that the master cannot follow.
     """
     maker = RuleMaker(path, metrics)
     for callback in callbacks:
         match callback:
             case _OWN.EarlyStopping():
                 maker.add_early_stopping(callback)
-                decided = maker.rules.stopping[-1]  # Keras itself resolves "auto" by metrics that `fit` has built
+                decided = maker.rules.stopping[-1]  # Keras resolves "auto" with the metrics built by `fit`
                 callback.monitor = f"val_{decided['metric']}"
                 callback.mode = "max" if decided["maximize"] else "min"
             case _OWN.ModelCheckpoint():
@@ -354,7 +362,7 @@ def rules_of(path: str, callbacks: list[Any], metrics: Mapping[str, bool | None]
 
 
 def watches_loss(callbacks: list[Any]) -> bool:
-    """Whether some callback monitors the loss on validation data."""
+    """Return whether a callback monitors the loss on validation data."""
     return any(getattr(callback, "monitor", "") == "val_loss" for callback in callbacks if _watches(callback))
 
 
@@ -364,7 +372,7 @@ def _watches(callback: Any) -> bool:
 
 
 def has(callbacks: list[Any], *hooks: str) -> bool:
-    """Whether one of these hooks does something."""
+    """Return whether any callback overrides one of these hooks."""
     return any(_hooks(callback).intersection(hooks) for callback in callbacks)
 
 
@@ -374,19 +382,21 @@ class KeptModel:
     def __init__(self, path: str, model: Any, optimizer: Any) -> None:
         """
         Args:
-            path: of the user's module, for messages.
+            path: Path of the user's module, for messages.
+            model: The model.
+            optimizer: The optimizer.
         """
         self._path = path
         rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
-        rates = {"the learning rate": rate} if isinstance(rate, keras.Variable) else {}  # of a schedule there is none
+        rates = {"the learning rate": rate} if isinstance(rate, keras.Variable) else {}  # a schedule has no variable
         self._variables = [*rates.items(), *((f"the variable {v.path}", v) for v in model.weights)]
         self._values = [variable.numpy().copy() for _, variable in self._variables]
 
     def check(self, who: str) -> None:
-        """Look for changes of a hook, and take them back: it is called again.
+        """Check for changes by a hook, and revert them, because the hook will be called again.
 
         Raises:
-            ModelDefinitionError: there is one.
+            ModelDefinitionError: The hook has changed a value.
         """
         changed = []
         for (what, variable), value in zip(self._variables, self._values, strict=True):
@@ -404,7 +414,7 @@ class KeptModel:
 
 @contextmanager
 def optimizer_within(model: Any, optimizer: Any) -> Iterator[None]:
-    """While it lasts, the optimizer of a compiled model is the job's: `compile` makes one of its own of a name."""
+    """Return a context in which a compiled model has the job's optimizer: `compile` creates its own from a name."""
     if not (getattr(model, "compiled", False) and optimizer is not None):
         yield
         return
@@ -423,17 +433,21 @@ def call(
     params: Mapping[str, Any],
     kept: KeptModel | None = None,
 ) -> str:
-    """Calls a hook of all callbacks that have it.
+    """Call a hook of all callbacks that override it.
 
     Args:
-        params: the `params` of a callback.
-        kept: what no hook may change; None: they may.
+        callbacks: The callbacks.
+        hook: Name of the hook.
+        arguments: Arguments of the hook.
+        model: The model for the callbacks.
+        params: The `params` of the callbacks.
+        kept: Values that hooks must not change; None: they may change everything.
 
     Returns:
-        Why training is to end early: a hook has set `model.stop_training`, as for `fit`; empty: none has.
+        The reason to end training early, if a hook has set `model.stop_training`, as in `fit`; else empty.
 
     Raises:
-        ModelDefinitionError: a hook has changed what is kept.
+        ModelDefinitionError: A hook has changed a value in `kept`.
     """
     reasons = []
     for callback in callbacks:
@@ -451,7 +465,7 @@ def call(
 
 
 def _hooks(callback: Any) -> set[str]:
-    """The hooks that a callback defines itself."""
+    """Return the hooks that a callback overrides."""
     if isinstance(callback, ours.Decided):
         return set()
     kind = type(callback)
@@ -462,7 +476,7 @@ def _hooks(callback: Any) -> set[str]:
 
 
 def _refuse_kind(path: str, callback: Any) -> None:
-    """Refuses those of Keras's own that work with `fit` alone, and subclasses of them."""
+    """Refuse Keras's own callbacks that work only with `fit`, and subclasses of them."""
     kinds = type(callback).__mro__
     of_keras = next(kind for kind in kinds if kind.__module__.startswith("keras."))
     if of_keras in (_OWN.LambdaCallback, _OWN.Callback, *_DECIDED, *_SCHEDULED):
@@ -476,7 +490,7 @@ def _refuse_kind(path: str, callback: Any) -> None:
 
 
 def _refuse_setting(path: str, callback: Any) -> None:
-    """Refuses what the master cannot decide, before a job starts where the callbacks are known then."""
+    """Refuse settings that the master cannot follow; if the callbacks are already known, before the job starts."""
     if isinstance(callback, _OWN.EarlyStopping) and callback.restore_best_weights:
         raise ModelDefinitionError(
             f"{path}: EarlyStopping(restore_best_weights=True): no process holds the best weights.",

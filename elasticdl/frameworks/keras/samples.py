@@ -1,6 +1,6 @@
-"""The parts of a minibatch: features, labels, weights, ids; and minibatches of zeros.
+"""The parts of a minibatch (features, labels, weights, ids), and minibatches of zeros.
 
-Knows the shapes a `feed` may return; reads no data.
+Owns the structures that a `feed` may return; does not read data.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class KerasMinibatch:
     """`Batch.data`: an element of the user's dataset, batched, and its ids.
 
     Attributes:
-        leaves: the tensors of the element, flat.
-        spec: of the element.
-        ids: table to ids [n] in order of lookup.
+        leaves: The tensors of the element, as a flat list.
+        spec: Spec of the element.
+        ids: Maps each table to the ids [n], in the order of lookup.
     """
 
     mode: Mode
@@ -37,7 +37,7 @@ class KerasMinibatch:
 
     @property
     def first_label(self) -> Any:
-        """That tensor of the element which follows the features, without making the element anew."""
+        """The first label tensor of the element, found without rebuilding the element."""
         return self.leaves[len(tf.nest.flatten(self.spec[0], expand_composites=True))]
 
 
@@ -51,22 +51,22 @@ class Examples:
 
 
 def take_apart(mode: Mode, element: Any) -> Examples:
-    """Features, labels and weights of an element of `feed`'s dataset (or of its spec)."""
+    """Return the features, labels and weights of an element of `feed`'s dataset, or of its spec."""
     if mode is Mode.PREDICTION:
         return Examples(element)
     return Examples(*element)
 
 
 def masks_of(outputs: Any) -> list[Any]:
-    """Return the mask that Keras has noted of each output of a model, flat; None: it has none.
+    """Return the mask that Keras has attached to each output of a model, as a flat list; None: no mask.
 
-    A compiled function returns other tensors than its last operations, without these notes.
+    A compiled function returns copies of its last tensors, without these masks.
     """
     return [getattr(output, "_keras_mask", None) for output in tf.nest.flatten(outputs)]
 
 
 def with_masks(outputs: Any, masks: Sequence[Any]) -> Any:
-    """Note the masks of outputs, as Keras's losses and metrics read them; return the outputs."""
+    """Attach masks to outputs, where Keras's losses and metrics read them; return the outputs."""
     for output, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
         if mask is not None:
             output._keras_mask = mask
@@ -74,15 +74,15 @@ def with_masks(outputs: Any, masks: Sequence[Any]) -> Any:
 
 
 def with_features(mode: Mode, element: Any, features: Any) -> Any:
-    """An element with other features."""
+    """Return an element with other features."""
     return features if mode is Mode.PREDICTION else (features, *element[1:])
 
 
 def check_structure(mode: Mode, spec: Any) -> None:
-    """Refuses what `feed` must not return.
+    """Check the structure of the elements returned by `feed`.
 
     Raises:
-        ModelDefinitionError: the dataset's elements are not (features, labels) or (features, labels, weights).
+        ModelDefinitionError: The elements are not (features, labels) or (features, labels, weights).
     """
     if mode is not Mode.PREDICTION and not (isinstance(spec, tuple) and len(spec) in (2, 3)):
         raise ModelDefinitionError(
@@ -93,7 +93,7 @@ def check_structure(mode: Mode, spec: Any) -> None:
 
 
 def size_of(element: Any) -> Any:
-    """Number of samples of a batched element, as an int64 tensor."""
+    """Return the number of samples in a batched element, as an int64 tensor."""
     first = tf.nest.flatten(element)[-1]
     if isinstance(first, tf.RaggedTensor):
         return tf.cast(first.nrows(), tf.int64)
@@ -103,7 +103,7 @@ def size_of(element: Any) -> Any:
 
 
 def zeros_like_spec(spec: Any, batch: int = 2) -> Any:
-    """Tensors of a batched spec, full of zeros (of empty strings); unknown dimensions but the first are 1."""
+    """Return tensors of zeros or empty strings for a batched spec; unknown dimensions except the first become 1."""
     return tf.nest.map_structure(lambda leaf: _zeros(leaf, batch), spec)
 
 
@@ -119,7 +119,7 @@ def _zeros(spec: Any, batch: int) -> Any:
 
 
 def full_spec(spec: Any, size: int) -> Any | None:
-    """The spec with the size of a full minibatch; None: something in it is of no fixed shape, or not a number."""
+    """Return the spec with the size of a full minibatch; None: a part has no fixed shape or is not numeric."""
     leaves = tf.nest.flatten(spec)
     for leaf in leaves:
         if type(leaf) is not tf.TensorSpec or leaf.dtype == tf.string or leaf.shape.rank in (None, 0):

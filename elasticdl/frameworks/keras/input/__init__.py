@@ -1,1 +1,1 @@
-"""The input pipeline: from records through the user's `feed` to tensors."""
+"""The input pipeline: convert records to tensors by the user's `feed`."""

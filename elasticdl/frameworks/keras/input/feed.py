@@ -1,11 +1,11 @@
-"""Traces the user's `feed` into a task's dataset: seeds its shuffles, vectorises its per-record maps, looks for chance.
+"""Trace the user's `feed` into a task's dataset: seed its shuffles, vectorise its maps, find random operations.
 
-It patches `Dataset.shuffle` and `Dataset.map` only while `feed` is being traced, and only for the tracing thread.
+`Dataset.shuffle` and `Dataset.map` are patched only while `feed` is being traced, and only for the tracing thread.
 
 `Packing` and `Elements`: how a minibatch and the end of a task are packed, and one iteration over them.
 
-Where every part is an ordinary tensor they leave tf.data as flat lists, by one raw operation, and an end has parts
-without samples: tf.data's own iterator takes as long in Python for a structure as parsing the minibatch.
+If every part is an ordinary tensor, elements leave tf.data as flat lists, by one raw operation, and an end has parts
+without samples: for a structure tf.data's own iterator needs as much time in Python as parsing the minibatch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from elasticdl_client.errors import ModelDefinitionError
 _log = logging.getLogger("elasticdl.keras")
 
 Explained = Callable[[str, bytes | None], str]
-_SLICED = "Attempting to slice scalar input"  # as TensorFlow says of `record[0]`
+_SLICED = "Attempting to slice scalar input"  # TensorFlow's error for `record[0]`
 _OURS = os.path.dirname(os.path.dirname(elasticdl.frameworks.__file__))
 _NOT_OF_USERS = ("<", _OURS, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 _HAS_TRACEBACK = "Traceback (most recent call last)"
@@ -61,10 +61,14 @@ class TracedFeed:
     ) -> None:
         """
         Args:
-            explained: from what TensorFlow says of a wrong record, and this record where it is known, to what a user is
-                to read.
+            feed: The user's function.
+            mode: Passed to `feed`.
+            metadata: Passed to `feed`.
+            minibatch_size: Samples per minibatch.
+            explained: Converts TensorFlow's error about a record, and the record if it is known, to a message for
+                users.
         """
-        # tf.data traces the caller without AutoGraph; functions inside `feed` are converted as they would be outside.
+        # tf.data disables AutoGraph for its caller; convert `feed` as if it was called outside of tf.data.
         autograph = tf.__internal__.autograph
         self._feed = autograph.tf_convert(feed, autograph.control_status_ctx(), convert_by_default=False)
         self._arguments = (mode.value, metadata)[: num_taken(feed)]
@@ -73,14 +77,14 @@ class TracedFeed:
         self._probed: Any = None
         self._samples: Any = None  # once traced
         self.explained = explained
-        self.counting: list[str] = []  # operations that may drop or repeat samples, once traced
+        self.counting: list[str] = []  # methods that may drop or repeat samples, known once traced
 
     def __call__(self, records: Any, seed: Any) -> Any:
-        """The dataset of samples of one task.
+        """Return the dataset of samples of one task.
 
         Args:
-            records: string vector.
-            seed: int64 scalar; every shuffle inside the task depends on it alone.
+            records: Vector of strings.
+            seed: int64 scalar; every shuffle in the task depends only on it.
         """
         dataset = tf.data.Dataset.from_tensor_slices(records)
         patches = _Patches(seed, self._minibatch_size, dataset, records)
@@ -101,17 +105,17 @@ class TracedFeed:
         return "".join(traceback.format_list(users))
 
     def probe(self) -> Any:
-        """Spec of a minibatch, found by calling `feed` on a dataset that is never read.
+        """Return the spec of a minibatch, found by calling `feed` with a dataset that is never read.
 
         Raises:
-            ModelDefinitionError: `feed` returns something else than it should, or repeats without end.
+            ModelDefinitionError: `feed` returns an invalid value, or is endless.
         """
         if self._probed is None:
             self._probed = self._spec()
         return self._probed
 
     def warn_of_chance(self, flat_map: Any) -> None:
-        """Logs the random operations of a traced pipeline that do not depend on the task alone."""
+        """Warn of random operations in a traced pipeline that do not depend only on the task."""
         found = stateful_random(operations_of_dataset(flat_map))
         if found:
             _log.warning(
@@ -153,7 +157,10 @@ class _Patches:
     def __init__(self, seed: Any, chunk: int, dataset: Any, records: Any) -> None:
         """
         Args:
-            dataset: of the single `records`.
+            seed: Seed of the task.
+            chunk: Number of records in a vectorised call.
+            dataset: Dataset with one element per record.
+            records: All records of the task.
         """
         self._seed = seed
         self._num_shuffles = 0
@@ -163,7 +170,7 @@ class _Patches:
         self._chunk = chunk
         self._dataset = dataset
         self._records = records
-        # Datasets still in order of record, with the same in chunks; kept alive, so that an id stays theirs.
+        # Datasets still in the order of records, each with its chunked version; kept alive, so that ids stay unique.
         self._leading: dict[int, tuple[Any, Any]] = {id(dataset): (dataset, None)}
 
     @contextmanager
@@ -196,7 +203,7 @@ class _Patches:
             tf.data.Dataset.batch = original_batch
 
     def _slices(self, size: Any) -> Any:
-        """Batches of records, cut out of the whole task: no record is ever alone."""
+        """Return batches of records, sliced from the task's records without making single elements."""
         records, size = self._records, tf.cast(size, tf.int64)
         starts = tf.data.Dataset.range(0, tf.size(records, tf.int64), size)
 
@@ -282,27 +289,27 @@ class Packing:
     def __init__(self, content: Any) -> None:
         """
         Args:
-            content: spec of what is packed.
+            content: Spec of the content to pack.
         """
         self._content = content
         leaves = tf.nest.flatten(content)
         self.is_plain = all(type(leaf) is tf.TensorSpec and leaf.shape.rank for leaf in leaves)
 
     def pack(self, head: list[Int], content: Any) -> Any:
-        """The element of a minibatch."""
+        """Return the element of a minibatch."""
         if self.is_plain:
             return tf.stack(head), *tf.nest.flatten(content)
         return tf.stack(head), tf.experimental.Optional.from_value(content)
 
     def end(self, head: list[Int]) -> Any:
-        """The element of an end."""
+        """Return the element for the end of a task."""
         if self.is_plain:
             return tf.stack(head), *(_nothing(leaf) for leaf in tf.nest.flatten(self._content))
         return tf.stack(head), tf.experimental.Optional.empty(self._content)
 
     @staticmethod
     def unpack(parts: Any) -> list[Any]:
-        """The tensors of a minibatch's content, flat."""
+        """Return the tensors of a minibatch's content, as a flat list."""
         if len(parts) == 1 and isinstance(parts[0], tf.experimental.Optional):
             return list(tf.nest.flatten(parts[0].get_value(), expand_composites=True))
         return list(parts)
@@ -319,16 +326,16 @@ class Elements:
         self._shapes = [leaf.shape for leaf in leaves]
 
     def next(self) -> tuple[Head, Any] | None:
-        """The head and what `Packing.unpack` takes; None: the end.
+        """Return the head of the next element and its parts for `Packing.unpack`; None: the end.
 
         Raises:
-            tf.errors.OpError: user code raised in the pipeline.
+            tf.errors.OpError: User code raised in the pipeline.
         """
         element = self._next()
         return None if element is None else (element[0].numpy(), element[1:])
 
     def discard(self) -> None:
-        """Ends the iteration in a thread: it waits for tf.data's, which may itself wait for a task."""
+        """End the iteration in another thread, since this waits for tf.data's thread, which may wait for a task."""
         held = [self._iterator]
         self._iterator = iter(())
         threading.Thread(target=held.clear, name=DISCARDING, daemon=True).start()
@@ -346,9 +353,9 @@ class Elements:
 
 
 def mapped_inline(dataset: Any, function: Callable[..., Any]) -> Any:
-    """``dataset.map(function)``, whose operations run in the thread that asks for the element, if they can.
+    """Return ``dataset.map(function)`` with operations that run in the requesting thread, if possible.
 
-    Handing each of them to a pool, whose threads look for work by spinning, costs more than most of them take.
+    Passing each operation to a thread pool, with threads that spin for work, costs more than most operations.
     """
     inline = _MapDataset(dataset, function, use_inter_op_parallelism=False)
     return _MapDataset(dataset, function) if has_control_flow(operations_of_dataset(inline)) else inline

@@ -1,7 +1,7 @@
-"""The data set of a module's `dataset()`: NumPy arrays, a `keras.utils.PyDataset` or a `tf.data.Dataset`, by index.
+"""Read the data set of a module's `dataset()` by index: NumPy arrays, a `keras.utils.PyDataset` or a `tf.data.Dataset`.
 
-Takes what `fit` takes, gives rows to a `Reader` and unpacks its records to samples.  Refuses what has no index, or
-another order in each process.
+Accepts the same data as `fit`, provides the rows for a `Reader`, and unpacks its records to samples.  Data without
+an index, or with another order in each process, are refused.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class ModuleData:
     """The samples of one mode.
 
     Attributes:
-        rows: of the samples; its columns are the arrays of a sample in order.
-        structure: of a sample, with anything for arrays.
+        rows: The rows of samples; the columns are the arrays of a sample, in order.
+        structure: The structure of a sample, with arbitrary leaves.
     """
 
     def __init__(self, definition: ModelDefinition, mode: Mode) -> None:
         """
         Raises:
-            DataError: the data set cannot be read by index.
-            ModelDefinitionError: it is none, or has no labels where they are needed.
+            DataError: The data set cannot be read by index.
+            ModelDefinitionError: The object is not a data set, or has no labels although the mode needs them.
         """
         assert definition.dataset is not None
         self._what = f"{definition.path}: the data set for {mode.value}"
@@ -62,7 +62,7 @@ class ModuleData:
         self._is_cut = is_tuple_of_one or (is_labelled and mode is Mode.PREDICTION)
 
     def feed(self, dataset: Any) -> Any:
-        """From a dataset of records to one of samples, as a module's `feed` makes it; to predict, of features alone."""
+        """Convert a dataset of records to one of samples, like a module's `feed`; to predict, only of features."""
         return dataset.batch(_CHUNK).map(self._samples).unbatch()
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # loops over columns, not tensors
@@ -203,7 +203,7 @@ def dataset_reader(definition: ModelDefinition, mode: Mode, seed: int) -> Sample
     """Return the reader of a module's data set for a mode.
 
     Raises:
-        ElasticDLError: see `ModuleData`.
+        ElasticDLError: See `ModuleData`.
     """
     return SamplesReader(ModuleData(definition, mode).rows, f"{definition.path}: dataset()", seed)
 
@@ -234,7 +234,7 @@ def unpack(specs: Sequence[ColumnSpec], records: Any) -> list[Any]:
 
 
 def _tuples(given: Any) -> Any:
-    """The same with tuples for lists, as `fit` takes them: tf.data would make a tensor of a list."""
+    """Convert lists in a structure to tuples, as `fit` does: tf.data would convert a list to a tensor."""
     if isinstance(given, list | tuple) and not hasattr(given, "_fields"):
         return tuple(_tuples(part) for part in given)
     if isinstance(given, dict):

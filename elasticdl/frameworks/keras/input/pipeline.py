@@ -1,7 +1,7 @@
 """The input pipeline of one mode: one dataset for the whole job, one element of its outer dataset per task.
 
-Owns the order of minibatches and the end marks of tasks, and turns errors of user code into `FeedError`.  It never
-retries and never looks inside a record.
+Owns the order of minibatches and the end markers of tasks, and converts errors of user code to `FeedError`.  It never
+retries and never parses a record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PREFETCH = 2
 _MOST_SAMPLES_PER_RECORD = 1000
 _END = -1
 _SEED_MASK = 2**62 - 1
-_QUOTE = "\\'"  # as TensorFlow prints a quote of an assertion's message
+_QUOTE = "\\'"  # TensorFlow escapes a quote in an assertion's message
 _NOISE = re.compile(
     r"Error in user-defined function passed to .*? transformation with iterator: \S*: ?"
     r"|\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\]( name:)?"
@@ -39,8 +39,8 @@ class TaskSource:
     """Feeds tasks to the outer dataset from the thread of tf.data, at most one task ahead of the one being yielded."""
 
     def __init__(self, tasks: Iterator[TaskRecords]) -> None:
-        self.leases: deque[int] = deque()  # in order, as handed to the pipeline; without those that have ended
-        self.only_record: bytes | None = None  # of the newest task, if it has just this one
+        self.leases: deque[int] = deque()  # tasks in the pipeline, in order, without those that have ended
+        self.only_record: bytes | None = None  # the only record of the newest task, if it has one record
         self.error: Exception | None = None
         self._tasks = tasks
         self._closed = False
@@ -61,7 +61,7 @@ class TaskSource:
             yield np.int64(task.lease), np.int64(task.seed & _SEED_MASK), records
 
     def ended(self) -> None:
-        """A task's end has been taken out of the pipeline."""
+        """Remove the oldest task: its end marker has left the pipeline."""
         with self._changed:
             self.leases.popleft()
             self._changed.notify_all()
@@ -91,9 +91,12 @@ class Pipeline:
     ) -> None:
         """
         Args:
-            inputs: of the model; minibatches have features for these alone.
-            tables: the tables on the parameter servers.
-            make_ids: from the spec of batched features to the function that finds their ids.
+            mode: Mode of the minibatches.
+            feed: The feed for this mode.
+            inputs: Inputs of the model; minibatches have features only for these.
+            minibatch_size: Samples per minibatch.
+            tables: The tables on the parameter servers.
+            make_ids: Maps the spec of batched features to a function that finds their ids.
         """
         self._mode = mode
         self._feed = feed
@@ -104,7 +107,7 @@ class Pipeline:
         self._dataset: Any = None
         self._source: TaskSource | None = None
         self._packing: Packing | None = None  # once traced
-        self.spec: Any = None  # of a minibatch's element, once traced
+        self.spec: Any = None  # spec of a minibatch's element, once traced
 
     def batches(self, tasks: Iterator[TaskRecords]) -> Iterator[Batch]:
         """See `Framework.batches`."""
@@ -222,7 +225,7 @@ class Pipeline:
 
 
 def batched(samples: Any, size: int) -> Any:
-    """``samples.batch(size)``; where `feed` ends in ``unbatch()``, its batches are cut anew, not taken apart."""
+    """Return ``samples.batch(size)``; if `feed` ends with ``unbatch()``, rebatch its batches without unbatching."""
     batches = getattr(samples, "_input_dataset", None) if type(samples).__name__ == "_UnbatchDataset" else None
     if batches is None or batches.element_spec != samples.batch(size).element_spec:
         return samples.batch(size)

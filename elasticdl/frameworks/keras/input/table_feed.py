@@ -1,6 +1,6 @@
-"""The default feed: samples of the columns of a table, for modules without a `feed`.
+"""The default feed for modules without a `feed`: samples from the columns of a table.
 
-`explain_table_feed` and `explain_own_feed` explain TensorFlow's errors on a record: the column, the value, what to do.
+`explain_table_feed` and `explain_own_feed` explain TensorFlow's errors on a record: the column, the value, a remedy.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from elasticdl.model_def import ModelDefinition
 from elasticdl_client.errors import DataError
 
 _CHUNK = 512
-_WHOLE_TASK = 1 << 31  # more records than any has; all lists of a column are filled up to one length
+_WHOLE_TASK = 1 << 31  # more records than any task has, so that all lists of a column are padded to one length
 _DTYPES = {"int64": tf.int64, "float64": tf.float32, "string": tf.string, "image": tf.string}
 
 
 def traced_feed(definition: ModelDefinition, mode: Mode, metadata: Metadata, minibatch_size: int) -> TracedFeed:
-    """The user's `feed` for one mode, that of its `dataset()`, or that of a table: features by column, and the label.
+    """Return the feed for one mode: the user's `feed`, the one for `dataset()`, or the default feed for a table.
 
     Raises:
-        ModelDefinitionError: there is no `feed`, and the data are no table, or no label is named.
+        ModelDefinitionError: There is no `feed`, and the data have no columns, or no label is named.
     """
     if definition.dataset is not None:
         data = ModuleData(definition, mode)
@@ -74,13 +74,13 @@ def _parse_examples(table: FeedColumns) -> Callable[[Any], dict[str, Any]]:
 
 
 def _parse_rows(table: FeedColumns) -> Callable[[Any], dict[str, Any]]:
-    """Empty fields: NaN, an empty text; a whole number must be there."""
+    """Return a parser for CSV rows; an empty field becomes NaN or an empty text, and is an error for a whole number."""
     defaults = {
         "int64": tf.constant([], tf.int64),
         "float64": tf.constant([float("nan")], tf.float32),
         "string": tf.constant([""]),
     }
-    # All columns are taken, the others as texts: else a row with more fields than the header would pass unseen.
+    # Parse all columns, unused ones as texts: otherwise a row with more fields than the header is not detected.
     kinds = [defaults[dtype if name in table.used else "string"] for name, dtype in table.dtypes.items()]
 
     def parse(records: Any) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _parse_rows(table: FeedColumns) -> Callable[[Any], dict[str, Any]]:
 
 
 def _decoded(table: FeedColumns, *sample: Any) -> Any:
-    """Images as keras.utils.image_dataset_from_directory gives them: float32 0 to 255, resized."""
+    """Decode images like keras.utils.image_dataset_from_directory: float32, 0 to 255, resized."""
 
     def image(name: str, data: Any) -> Any:
         height, width, channels = table.shapes[name]
@@ -127,7 +127,7 @@ _LEAVES_OUT = "--max_bad_records=N leaves such records out."
 
 
 def explain_table_feed(table: FeedColumns, message: str) -> str:
-    """Explain an error of the default feed; an unknown one stays as it is."""
+    """Explain an error of the default feed; an unknown error is returned unchanged."""
     names = list(table.dtypes)
     error: DataError | None = None
     if found := _WRONG_FIELD.search(message):
@@ -145,10 +145,12 @@ def explain_table_feed(table: FeedColumns, message: str) -> str:
 
 
 def explain_own_feed(metadata: Metadata, message: str, record: bytes | None) -> str:
-    """Explain an error of the user's `feed`; an unknown one stays as it is.
+    """Explain an error of the user's `feed`; an unknown error is returned unchanged.
 
     Args:
-        record: that the error is of; None: not known.
+        metadata: Metadata of the data source.
+        message: TensorFlow's message.
+        record: The record that caused the error; None: unknown.
     """
     error: DataError | None = None
     if found := _WRONG_FIELD.search(message):
@@ -188,7 +190,7 @@ def _not_csv(reason: str) -> DataError:
 
 
 def _column(metadata: Metadata, record: bytes | None, value: str, field: int = -1) -> str:
-    """The column of a CSV row that holds a value, if that is sure: `feed` may leave columns out."""
+    """Describe the column of a CSV row with a value, if it is certain: `feed` may parse only some columns."""
     if record is None or not metadata.delimiter:
         return ""
     cells = next(csv.reader([record.decode(errors="replace")], delimiter=metadata.delimiter), [])

@@ -1,1 +1,1 @@
-"""The compiled functions of a training step."""
+"""Compiled functions for training steps."""

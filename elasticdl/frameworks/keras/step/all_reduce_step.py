@@ -1,8 +1,8 @@
-"""A member's part of a synchronous step: gradients at the model's own variables, and their update after the reduction.
+"""A member's part of a synchronous step: compute gradients at the model's variables, update them after the reduction.
 
 Gradients, the changes of variables that the model assigns, how many shares reached each trainable variable, and the
-step's numbers are one flat buffer, which TensorFlow allocates for every step and does not read again: so the reduction
-may write into it.
+statistics of the step are in one flat buffer.  TensorFlow allocates it for every step and does not read it again, so
+the reduction may write to it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,11 @@ class AllReduceStep:
     ) -> None:
         """
         Args:
-            jit_compile: try XLA.
-            fixed_global_batch: all steps have the same number of records: a schedule counts them.
+            built: The model.
+            optimizer: The user's optimizer.
+            minibatch_size: Samples in a full minibatch.
+            jit_compile: Try XLA.
+            fixed_global_batch: All steps have the same number of records, so a schedule counts steps.
         """
         self._built = built
         self._optimizer = optimizer
@@ -55,7 +58,7 @@ class AllReduceStep:
         self._sizes = [int(np.prod(v.shape, dtype=np.int64)) for v in self._variables]
         self._num_trainable = len(built.trainable)
         self._length = sum(self._sizes) + self._num_trainable + NUM_TOLD
-        # A scaled loss may well overflow: then the optimizer passes the step over and scales less.
+        # A scaled loss may overflow: the optimizer then skips the step and reduces the scale.
         self._checks_gradient = not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self._full: _AllReduceGraph | None = None
         self._any: _AllReduceGraph | None = None
@@ -69,10 +72,11 @@ class AllReduceStep:
         return scheduled_at(self._scheduled._learning_rate, step)
 
     def local_gradient(self, shares: Sequence[Share], spec: Any) -> LocalGradient:
-        """See `Framework.local_gradient`; there is one buffer, so none is ready early.
+        """See `Framework.local_gradient`; there is only one buffer, so none is ready early.
 
         Args:
-            spec: of a minibatch's element; unused without shares.
+            shares: See `Framework.local_gradient`.
+            spec: Spec of a minibatch's element; unused without shares.
         """
         not_finite: dict[int, str] = {}
         parts = []
@@ -109,7 +113,7 @@ class AllReduceStep:
         self._applies[reached](flat, tf.constant(np.float32(gradient.rescale)))
 
     def _part(self, share: Share, spec: Any) -> tuple[Any, str]:
-        """The flat vector of a share, and its values that are not finite: then it is zero but for the count."""
+        """Return the flat vector of a share, and which values are not finite: then only the count is not 0."""
         flat, well = self._run(share, spec)
         if well.all():
             return flat, ""
@@ -142,12 +146,12 @@ class AllReduceStep:
         return _AllReduceGraph(self._built, self._optimizer, spec, mode, self._checks_gradient, jit_compile)
 
     def _applied(self, reached: Sequence[bool], flat: Any, rescale: Any) -> None:
-        """Update the variables; one that no share reached is left alone, as by `fit`: it does not decay, either."""
+        """Update the variables; one without a gradient in any share is unchanged, as in `fit`, and does not decay."""
         parts = tf.split(flat * rescale, [*self._sizes, self._num_trainable + NUM_TOLD])[:-1]
         shaped = [tf.reshape(part, v.shape) for part, v in zip(parts, self._variables, strict=True)]
         gradients = [part if is_reached else None for part, is_reached in zip(shaped, reached, strict=False)]
         for variable, change in zip(self._built.changed, shaped[self._num_trainable :], strict=True):
-            variable.assign_add(change)  # before the update, as in `fit`: some may be trainable
+            variable.assign_add(change)  # before the update, as in `fit`: the variable may be trainable
         with nullcontext() if self._scheduled is None else self._told_rate.standing_in(self._scheduled):
             apply_gradients(self._optimizer, gradients, self._built.trainable)
 
@@ -183,14 +187,14 @@ class _AllReduceGraph:
 
     @property
     def operations(self) -> set[str]:
-        """Names of its operations."""
+        """The names of its operations."""
         return operations_of_graph(self._function.graph)
 
     def __call__(self, minibatch: KerasMinibatch, share: Share) -> tuple[Any, Any]:
-        """The flat vector, and which of `_FLAWS` are finite.
+        """Return the flat vector, and which of `_FLAWS` are finite.
 
         Raises:
-            IdOutOfRange: an embedding layer has no row for an id.
+            IdOutOfRange: An embedding layer has no row for an id.
         """
         seed = tf.constant(as_int64(share.seed), tf.int64)
         flat, well = self._function(*minibatch.leaves, seed, tf.constant(np.float32(share.scale)))
@@ -236,7 +240,7 @@ class _ToldRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignor
 
     @contextmanager
     def standing_in(self, optimizer: Any) -> Iterator[None]:
-        """While it lasts, an optimizer has this rate; its own schedule is what is saved with a model."""
+        """Return a context in which an optimizer has this rate; afterwards its own schedule is restored."""
         own = optimizer._learning_rate
         optimizer._learning_rate = self
         try:
@@ -246,7 +250,7 @@ class _ToldRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignor
 
 
 def _scheduled(optimizer: Any) -> Any:
-    """The optimizer with a schedule, maybe inside one that scales the loss; None: there is no schedule."""
+    """Return the optimizer with a schedule, possibly inside one that scales the loss; None: there is no schedule."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     has_schedule = isinstance(inner._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
     return inner if has_schedule else None
@@ -266,5 +270,5 @@ class _Buffer:
 
 
 def _view(tensor: Any) -> Floats:
-    """The values of a tensor, not copied."""
+    """Return the values of a tensor without copying them."""
     return np.asarray(memoryview(tensor))

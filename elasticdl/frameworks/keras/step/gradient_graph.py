@@ -1,7 +1,7 @@
-"""The compiled function of a step: forward and backward at given values, rows in, row gradients out.
+"""The compiled function of a step: forward and backward at given values; rows are inputs, row gradients are outputs.
 
-One graph has one set of shapes.  It is called with flat lists of tensors, and its results are read without copies: at
-hundreds of steps a second what Python does around a step counts.
+One graph has one set of shapes.  It is called with flat lists of tensors, and its results are read without copies,
+because at hundreds of steps per second the Python code around a step matters.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GivenValues(keras.StatelessScope):  # type: ignore[misc]
         self.sources = [self.state_mapping[id(variable)] for variable in variables]
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """A variable is assigned; no trainable one, see `check_for_parameter_server`."""
+        """Assign a variable; it is not trainable, see `check_for_parameter_server`."""
         variable, value = update
         variable._direct_assign(value)
 
@@ -76,9 +76,13 @@ class GradientGraph:
     ) -> None:
         """
         Args:
-            spec: of a minibatch's element.
-            num_rows: by table; None: any number.  With it the graph takes weights of the samples.
-            jit_compile: with XLA, at the first call.
+            built: The model.
+            loss: The loss.
+            clipping: How gradients are clipped.
+            mode: Mode of the minibatches.
+            spec: Spec of a minibatch's element.
+            num_rows: Number of rows of each table; the graph then takes sample weights.  None: any number.
+            jit_compile: Compile with XLA, at the first call.
         """
         self._built = built
         self._loss = loss
@@ -101,21 +105,21 @@ class GradientGraph:
         self._parts = ["the gradient", *(f"the row gradients of table {name!r}" for name in self._reached_tables)]
 
     def _traced(self, jit_compile: bool) -> _FlatCall:
-        """The compiled function; its other inputs beside values and samples are known once it has been traced."""
+        """Return the compiled function; a first trace shows which inputs it needs besides values and samples."""
         while True:
             known = (self._takes_seed, self._assigns)
             jit = True if jit_compile else None
             function = tf.function(self._step, input_signature=self._signature(), autograph=False, jit_compile=jit)
             call = _FlatCall(function.get_concrete_function())
             self._takes_seed |= self._built.seeds.are_needed
-            if not known[1]:  # else the graph itself assigns them
+            if not known[1]:  # otherwise the graph itself assigns the variables
                 check_assigned(self._built, call.graph)
             if known == (self._takes_seed, self._assigns):
                 self._check_reached()
                 return call
 
     def _check_reached(self) -> None:
-        """As `fit` does, of a loss that nothing is trained by."""
+        """Check that the loss depends on a trainable variable, as `fit` does."""
         built = self._built
         num_unreached = sum(end - start for start, end in self._unreached)
         num_trained = len(built.initial.trainable) - num_unreached + len(self._reached_tables)
@@ -127,11 +131,11 @@ class GradientGraph:
 
     @property
     def operations(self) -> set[str]:
-        """Names of its operations."""
+        """The names of its operations."""
         return operations_of_graph(self._call.graph)
 
     def fits(self, rows: Mapping[str, Floats]) -> bool:
-        """Whether the numbers of rows are those of the graph."""
+        """Return whether the graph accepts these numbers of rows."""
         return self._num_rows is None or all(len(rows.get(name, ())) == n for name, n in self._num_rows.items())
 
     def __call__(
@@ -143,14 +147,18 @@ class GradientGraph:
         presence: Any,
         seed: int,
     ) -> Step:
-        """A step.
+        """Compute a step.
 
         Args:
-            leaves: the parts of a minibatch's element, flat.
-            presence: weight of each sample; only and always for a graph of one shape.
+            parameters: Values of the variables.
+            rows: Rows of each table.
+            ids: Ids of each table.
+            leaves: The tensors of a minibatch's element, as a flat list.
+            presence: Weight of each sample; required for a graph with `num_rows`, otherwise unused.
+            seed: Seed of the step.
 
         Raises:
-            IdOutOfRange: an embedding layer with a variable of its own has no row for an id.
+            IdOutOfRange: An embedding layer with its own variable has no row for an id.
         """
         inputs: list[Any] = [parameters.trainable]
         if self._built.non_trainable:
@@ -178,7 +186,7 @@ class GradientGraph:
                 raise IdOutOfRange(bound)
 
     def _wrong(self, loss: float, gradients: Sequence[Floats]) -> str:
-        """Describe the values that are not finite; empty if all are.  NumPy checks them ten times faster than XLA."""
+        """Describe values that are not finite; empty: all are.  NumPy checks them ten times faster than XLA."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         wrong = [part for part, found in zip(self._parts, gradients, strict=True) if not np.isfinite(found).all()]
@@ -245,7 +253,7 @@ class GradientGraph:
         return [told, gradient, *change, *sparse.values()]
 
     def _regularization(self, rows: Mapping[str, Any], places: Mapping[str, Any]) -> Any:
-        """Of the rows of a minibatch, each id once."""
+        """Return the regularization loss of the rows of a minibatch, each id counted once."""
         total = tf.zeros(())
         for name, table in self._tables.items():
             if table.regularizer is not None:
@@ -255,7 +263,7 @@ class GradientGraph:
 
 
 def _without_gradient(gradients: Sequence[Any], sources: Sequence[Any]) -> Ranges:
-    """The ranges of the flat vector of the sources whose gradient is None."""
+    """Return the ranges, in the flat vector of the sources, of sources without a gradient."""
     bounds = np.cumsum([0, *(math.prod(source.shape) for source in sources)]).tolist()
     ranges = zip(bounds[:-1], bounds[1:], gradients, strict=True)
     return tuple((start, end) for start, end, gradient in ranges if gradient is None and start < end)
@@ -277,7 +285,7 @@ class _FlatCall:
 
 
 def _tensor(values: Any) -> Any:
-    """A tensor of an array's values, copied only if they do not stand where TensorFlow wants them."""
+    """Return an array as tensor; its values are copied only if their alignment does not suit TensorFlow."""
     if not (isinstance(values, np.ndarray) and values.dtype == np.float32 and values.size):
         return tf.constant(values)
     flags = values.flags
@@ -295,12 +303,12 @@ def _aligned(values: Floats) -> Floats:
 
 
 def _view(tensor: Any) -> npt.NDArray[Any]:
-    """The values of a tensor, not copied."""
+    """Return the values of a tensor without copying them."""
     return np.asarray(memoryview(tensor))
 
 
 def _occurrences(ids: Ids) -> tuple[npt.NDArray[np.int32], Floats]:
-    """Which unique id each id is [n], and 1 for the first occurrence of each [n]."""
+    """Return for each id the index of its unique id [n], and 1 if it is the first occurrence [n]."""
     _, first, place = np.unique(ids, return_index=True, return_inverse=True)
     is_first = np.zeros(len(ids), np.float32)
     is_first[first] = 1.0

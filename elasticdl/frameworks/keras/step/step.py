@@ -1,6 +1,6 @@
 """The compiled functions of a model: gradients at given values, one step with its own optimizer, predictions.
 
-Owns which of them exist, and which of them a minibatch runs through.
+Owns the functions and chooses the one for a minibatch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CompiledSteps:
         rows: Mapping[str, Floats],
         seed: int,
     ) -> Step:
-        """See `Framework.gradients`; `spec` is that of the minibatch's element."""
+        """See `Framework.gradients`; `spec` is the spec of the minibatch's element."""
         mode = minibatch.mode
         if mode not in self._gradients:
             clipping = Clipping.of(self._optimizer)
@@ -63,7 +63,7 @@ class CompiledSteps:
         return self._gradients[mode](minibatch, size, parameters, rows, seed)
 
     def train(self, minibatch: KerasMinibatch, spec: Any, seed: int, learning_rate: float | None) -> tuple[float, bool]:
-        """See `Framework.train`; the loss, and whether the gradient is finite."""
+        """See `Framework.train`; return the loss, and whether the gradient is finite."""
         if learning_rate is not None:
             self._optimizer.learning_rate = np.float32(learning_rate)  # see `as_int64`
         key = ("train", minibatch.mode)
@@ -78,20 +78,20 @@ class CompiledSteps:
     def predictions(
         self, minibatch: KerasMinibatch, spec: Any, parameters: Parameters | None, rows: Mapping[str, Floats]
     ) -> Any:
-        """The model's outputs with their masks, training=False; `parameters` None: at its variables' own values."""
+        """Return the model's outputs with masks, training=False; `parameters` None: its variables' current values."""
         key = ("predictions", minibatch.mode)
         return with_masks(*self._run(key, self._forward_and_masks, minibatch, spec, parameters, rows))
 
     def evaluated(
         self, minibatch: KerasMinibatch, spec: Any, parameters: Parameters | None, rows: Mapping[str, Floats]
     ) -> tuple[Any, Any]:
-        """The same outputs, and the loss."""
+        """Return the outputs as in `predictions`, and the loss."""
         key = ("evaluated", minibatch.mode)
         outputs, masks, loss = self._run(key, self._forward_and_loss, minibatch, spec, parameters, rows)
         return with_masks(outputs, masks), loss
 
     def assign(self, parameters: Parameters) -> None:
-        """Sets the model's variables."""
+        """Set the model's variables."""
         self._assigned_from = None
         self._assign(parameters.trainable, parameters.non_trainable)
 
@@ -109,7 +109,7 @@ class CompiledSteps:
         parameters: Parameters | None,
         rows: Mapping[str, Floats],
     ) -> Any:
-        """Calls a function of rows and an element, compiled once."""
+        """Call a function of rows and an element; it is compiled at the first call."""
         if key not in self._functions:
             signature = [{name: tf.TensorSpec((None, dim)) for name, dim in self._dims.items()}, spec]
             self._functions[key] = _compiled(make(minibatch.mode), signature)
@@ -125,7 +125,7 @@ class CompiledSteps:
 
     def _training(self, mode: Mode) -> Callable[..., Any]:
         built, optimizer, total_loss = self._built, self._optimizer, self._loss
-        may_overflow = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)  # it leaves out such a step
+        may_overflow = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)  # it skips a step with an overflow
 
         def train(element: Any, seed: Any) -> tuple[Any, Any]:
             built.seeds.assign(seed)
@@ -171,7 +171,7 @@ class CompiledSteps:
 
 
 def _are_finite(gradients: Sequence[Any]) -> Any:
-    """Whether all numbers are: if their sum is, which reads each once and writes none; it may overflow, though."""
+    """Return whether all gradients are finite: check their sum first (one fast pass), then, if it overflows, each."""
     parts = [part for part in tf.nest.flatten(gradients, expand_composites=True) if part is not None]
     floating = [part for part in parts if part.dtype.is_floating]
     total = tf.reduce_sum([tf.reduce_sum(tf.cast(part, tf.float32)) for part in floating])
@@ -191,9 +191,9 @@ def _compiled(function: Callable[..., Any], signature: list[Any]) -> Any:
 class GradientStep:
     """The gradients of one mode of a model; see `Framework.gradients`.
 
-    A full minibatch runs through a graph of just its shapes, compiled by XLA; a short one, too, filled up with samples
-    of weight 0, where that changes nothing.  Everything else runs through a graph that takes any shape and is not
-    compiled: short minibatches of other models, ids that vary in number, operations that XLA lacks.
+    A full minibatch runs through a graph for exactly its shapes, compiled by XLA; so does a short one, filled up with
+    samples of weight 0, if that changes nothing.  Everything else runs through a graph for any shape, which is not
+    compiled: short minibatches of other models, varying numbers of ids, operations not supported by XLA.
     """
 
     def __init__(
@@ -208,9 +208,13 @@ class GradientStep:
     ) -> None:
         """
         Args:
-            spec: of a minibatch's element.
-            size: of a full minibatch.
-            jit_compile: try XLA.
+            built: The model.
+            loss: The loss.
+            clipping: How gradients are clipped.
+            mode: Mode of the minibatches.
+            spec: Spec of a minibatch's element.
+            size: Samples in a full minibatch.
+            jit_compile: Try XLA.
         """
         self._loss = loss
         self._spec = spec
@@ -225,7 +229,7 @@ class GradientStep:
     def __call__(
         self, minibatch: KerasMinibatch, size: int, parameters: Parameters, rows: Mapping[str, Floats], seed: int
     ) -> Step:
-        """See `Framework.gradients`; `size` is that of the minibatch."""
+        """See `Framework.gradients`; `size` is the number of samples in the minibatch."""
         step = None
         leaves = minibatch.leaves
         if self._full_spec is not None and size == self._size:
@@ -256,7 +260,7 @@ class GradientStep:
 
 
 class Graph(Protocol):
-    """See `GradientGraph`."""
+    """A graph for one minibatch; see `GradientGraph`."""
 
     def __call__(
         self,
@@ -281,12 +285,14 @@ class Padding:
     def __init__(self, built: BuiltModel, mode: Mode, size: int) -> None:
         """
         Args:
-            size: of a full minibatch.
+            built: The model.
+            mode: Mode of the minibatches.
+            size: Samples in a full minibatch.
         """
         self._built = built
         self._mode = mode
         self._size = size
-        # State of its own would see each filling.
+        # The added samples would change the model's own state.
         self._is_exact: bool | None = False if built.keeps_state else None
 
     def run(
@@ -299,7 +305,7 @@ class Padding:
         count: int,
         seed: int,
     ) -> Step | None:
-        """The step of a minibatch of `count` samples; None: it would not be exact."""
+        """Return the step of a minibatch with `count` samples, filled up; None: it would not be exact."""
 
         def filled(samples: npt.NDArray[np.int64]) -> Step | None:
             copies = [tf.gather(leaf, samples) for leaf in minibatch.leaves]
@@ -334,20 +340,20 @@ class Padding:
 
 
 def _find(ids: Ids, wanted: Ids) -> npt.NDArray[np.intp]:
-    """For each wanted id a place where `ids` has it."""
+    """Return an index in `ids` for each wanted id."""
     order = np.argsort(ids, kind="stable")
     return order[np.searchsorted(ids[order], wanted)]
 
 
 def _returned(gradients: Floats, place: npt.NDArray[np.intp], count: int) -> Floats:
-    """Gradients [count, dim] of the rows that were copied; those of an id may be at any of its places."""
+    """Sum gradients of copied rows to [count, dim]; the gradient of an id may be at any of its positions."""
     total = np.zeros((count, gradients.shape[1]), np.float32)
     np.add.at(total, place, gradients)
     return total
 
 
 def _same(one: Step, other: Step) -> bool:
-    """Equal but for the order of sums."""
+    """Return whether two steps are equal except for rounding by another order of sums."""
     pairs = [(one.gradient, other.gradient), (one.change, other.change)]
     pairs += [(one.row_gradients[name], other.row_gradients[name]) for name in one.row_gradients]
     largest = max((float(np.abs(a).max(initial=0.0)) for a, _ in pairs), default=0.0)
