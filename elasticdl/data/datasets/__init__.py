@@ -1,4 +1,4 @@
-"""The splits of a data set, each a known number of records in blocks."""
+"""Splits of data sets: each has a known number of records, in blocks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Split:
     """A part of a data set.
 
     Attributes:
-        name: of the directory it is written to: "train" or "validation".
-        num_records: exact.
-        blocks: its records, in lists of any length; can be run through once.
+        name: Name of its directory: "train" or "validation".
+        num_records: Exact number of records.
+        blocks: Its records in lists of any length; can be iterated once.
     """
 
     name: str

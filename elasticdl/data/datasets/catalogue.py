@@ -1,6 +1,6 @@
-"""The data sets that can be generated, by name, and the files that `write_split` makes of their splits.
+"""The available data sets by name, and `write_split`, which writes their splits to files.
 
-Those are RecordIO files `<output>/<split>/data-00000`, …, and their `SHA256SUMS`.
+The files are RecordIO files `<output>/<split>/data-00000`, …, and their `SHA256SUMS`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ NAMES = ("digits", "mnist", "cifar10", "imagenet", "frappe", "census", "criteo",
 
 
 def open_dataset(name: str, source: str = "", click_log: ClickLog | None = None) -> list[Split]:
-    """The splits of a data set.
+    """Return the splits of a data set.
 
     Args:
-        name: one of `NAMES`.
-        source: directory of the original files; digits and clicks need none, and without one cifar10, imagenet and
+        name: One of `NAMES`.
+        source: Directory of the original files; not needed for digits and clicks; if it is empty, cifar10, imagenet and
             criteo are generated.
-        click_log: what to make, for clicks.
+        click_log: The click log to generate, for clicks.
 
     Raises:
-        DataError: if the name is unknown, or the source is missing or not as it should be.
+        DataError: The name is unknown, or the source is missing or invalid.
     """
     if name == "digits":
         return digits()
@@ -65,20 +65,20 @@ def write_split(
     compressor: Compressor = Compressor.NONE,
     on_progress: Callable[[int, int], None] = lambda num_records, num_files: None,
 ) -> list[str]:
-    """Writes one split.
+    """Write one split.
 
     Args:
-        split: its records are used up.
-        output: directory that gets a directory for the split.
-        records_per_shard: in each file, the last one excepted.
-        compressor: of the files.
-        on_progress: called with the records and files written so far, from time to time and at the end.
+        split: The split; its records are consumed.
+        output: Directory in which a directory for the split is made.
+        records_per_shard: Records in each file, except the last one.
+        compressor: Compression of the files.
+        on_progress: Called repeatedly, and at the end, with the numbers of records and files written so far.
 
     Returns:
         The paths of the files.
 
     Raises:
-        DataError: if the split's directory holds something already or cannot be written.
+        DataError: The split's directory is not empty, or cannot be written.
     """
     directory = os.path.join(output, split.name)
     _make_empty(directory)

@@ -1,8 +1,8 @@
-"""Photographs in classes as tf.train.Example: `image`, the bytes of an image file, and `label`.
+"""Images in classes as tf.train.Example: `image`, the bytes of an image file, and `label`.
 
-From the folders of ImageNet, or any others with a directory for each class; otherwise generated PNG files of several
-sizes: stripes lying, standing or slanting, and checks, each in red and in blue.  They stay distinguishable after
-crops, scaling and mirroring.
+The images come from ImageNet's folders, or from any folders with a directory per class; without them, PNG files of
+several sizes are generated: horizontal, vertical or slanted stripes, and checks, each in red and in blue.  They can
+still be distinguished after crops, scaling and mirroring.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NOISE = 20.0
 
 
 def imagenet(source: str) -> list[Split]:
-    """The images of SOURCE/train/CLASS/… and SOURCE/val/CLASS/…, labels in order of the classes' names.
+    """Return the images of SOURCE/train/CLASS/… and SOURCE/val/CLASS/…; labels follow the order of the classes' names.
 
-    Without a directory, generated ones: 1,600 to train and 400 to validate.
+    If `source` is empty, images are generated: 1,600 for training and 400 for validation.
 
     Raises:
-        DataError: folders are missing or empty, or a file cannot be read.
+        DataError: Folders are missing or empty, or a file cannot be read.
     """
     if not source:
         return generated(_GENERATED_TRAIN, _GENERATED_VALIDATION)
@@ -44,7 +44,7 @@ def imagenet(source: str) -> list[Split]:
 
 
 def generated(num_train: int, num_validation: int, seed: int = 0) -> list[Split]:
-    """Patterns; the same ones for the same numbers."""
+    """Generate images with patterns; the same arguments give the same images."""
     return [
         Split("train", num_train, _patterns(num_train, seed)),
         Split("validation", num_validation, _patterns(num_validation, seed + 1)),
@@ -91,7 +91,7 @@ def _patterns(count: int, seed: int) -> Iterator[list[bytes]]:
 
 
 def _pattern(random: np.random.Generator, label: int) -> NDArray[np.uint8]:
-    """Pixels [height, width, 3]."""
+    """Return the pixels [height, width, 3] of a pattern."""
     height, width = random.integers(*_SIZES, 2)
     y, x = np.mgrid[0:height, 0:width] * (2 * np.pi / random.uniform(*_WAVELENGTHS))
     first, second = random.uniform(0, 2 * np.pi, 2)
@@ -112,7 +112,7 @@ def _pattern(random: np.random.Generator, label: int) -> NDArray[np.uint8]:
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """An array [height, width, 3] as a PNG file (format: www.w3.org/TR/png)."""
+    """Return pixels [height, width, 3] as a PNG file (format: www.w3.org/TR/png)."""
     height, width, _ = pixels.shape
     rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)  # 0: no filter
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

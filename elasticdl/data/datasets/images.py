@@ -4,9 +4,9 @@ digits: scikit-learn's 1,797 scans of 8 × 8 pixels.  mnist: 28 × 28 pixels fro
 
 cifar10: 32 × 32 pixels of three colours as 3072 bytes, channels first.
 
-From CIFAR's python batches where they are; otherwise a generated set of the same shape: gratings of ten kinds, by the
-steepness and width of their stripes, in random colours, places and noise.  A mirrored image is of the same
-kind.  A linear model cannot tell them apart, a small convolutional network can.
+cifar10 is read from CIFAR's python batches if they are given; otherwise a data set of the same shape is generated:
+gratings of ten classes, which differ in the slope and width of the stripes, with random colours, positions and noise.
+A mirrored image has the same class.  A linear model cannot distinguish the classes, a small convolutional network can.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Images = NDArray[np.uint8] | NDArray[np.float64]
 
 
 def digits() -> list[Split]:
-    """scikit-learn's digits: 1,437 to train and 360 to validate, drawn with a fixed seed.
+    """Return scikit-learn's digits: 1,437 for training and 360 for validation, split with a fixed seed.
 
     Raises:
-        DataError: if scikit-learn is not installed.
+        DataError: scikit-learn is not installed.
     """
     try:
         from sklearn.datasets import load_digits
@@ -55,13 +55,13 @@ def digits() -> list[Split]:
 
 
 def mnist(source: str) -> list[Split]:
-    """MNIST from the IDX files of a directory, gzipped or not.
+    """Return MNIST from the IDX files of a directory, gzipped or not.
 
-    With the files of the 60,000 training images these are `train` and the test images `validation`; with the test
-    files alone their rows 0–8,999 are `train`, the rest `validation`.
+    `train` are the 60,000 training images and `validation` the test images.  If there are only the test files, their
+    rows 0–8,999 are `train` and the rest is `validation`.
 
     Raises:
-        DataError: if files are missing or damaged.
+        DataError: Files are missing or damaged.
     """
     test = _images_and_labels(source, "t10k")
     if _find(source, "train-images") is None:
@@ -73,7 +73,7 @@ def mnist(source: str) -> list[Split]:
 def image_splits(
     train: tuple[Images, NDArray[np.integer]], validation: tuple[Images, NDArray[np.integer]]
 ) -> list[Split]:
-    """Splits of (images, labels) arrays, images of shape (records, …)."""
+    """Return the splits for arrays (images, labels); images have the shape (records, …)."""
     named = [("train", train), ("validation", validation)]
     return [Split(name, len(labels), _blocks(images, labels)) for name, (images, labels) in named]
 
@@ -102,7 +102,7 @@ def _find(source: str, stem: str) -> str | None:
 
 
 def _read_idx(source: str, stem: str) -> NDArray[np.uint8]:
-    """The array of an IDX file of unsigned bytes (format: yann.lecun.com/exdb/mnist)."""
+    """Return the array in an IDX file of unsigned bytes (format: yann.lecun.com/exdb/mnist)."""
     path = _find(source, stem)
     if path is None:
         raise DataError(
@@ -129,11 +129,11 @@ _TEST_FILE = "test_batch"
 _SIZE = 32
 _NUM_BYTES = 3 * _SIZE * _SIZE
 _CIFAR_BLOCK_SIZE = 500
-_NUM_SLOPES = 5  # from lying to standing, either way
+_NUM_SLOPES = 5  # from horizontal to vertical, in either direction
 _WAVELENGTHS = (4.0, 9.0)  # pixels
 _NOISE = 60.0
 _GENERATED_TRAIN, _GENERATED_VALIDATION = 10_000, 2_000
-_PLAIN = {  # all that a batch file of NumPy arrays, lists and words needs
+_PLAIN = {  # the only classes in a batch file: NumPy arrays, lists and texts
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy", "ndarray"),
@@ -143,10 +143,10 @@ _PLAIN = {  # all that a batch file of NumPy arrays, lists and words needs
 
 
 def cifar10(source: str) -> list[Split]:
-    """The images of the python batches in a directory; without a directory, generated ones.
+    """Return the images of the python batches in a directory; if `source` is empty, generate images.
 
     Raises:
-        DataError: files are missing or damaged.
+        DataError: Files are missing or damaged.
     """
     if not source:
         return generated(_GENERATED_TRAIN, _GENERATED_VALIDATION)
@@ -158,7 +158,7 @@ def cifar10(source: str) -> list[Split]:
 
 
 def generated(num_train: int, num_validation: int, seed: int = 0) -> list[Split]:
-    """Gratings; the same ones for the same numbers."""
+    """Generate images of gratings; the same arguments give the same images."""
     return [
         Split("train", num_train, _gratings(num_train, seed)),
         Split("validation", num_validation, _gratings(num_validation, seed + 1)),
@@ -204,7 +204,7 @@ class _Batch(pickle.Unpickler):
 
 
 def _read(path: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images [n, 3072] and labels [n] of a batch file (format: cs.toronto.edu/~kriz/cifar.html)."""
+    """Return images [n, 3072] and labels [n] of a batch file (format: cs.toronto.edu/~kriz/cifar.html)."""
     if not os.path.isfile(path):
         raise DataError(
             f"{path} does not exist.",

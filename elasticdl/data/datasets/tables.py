@@ -1,17 +1,16 @@
 """Tabular data sets as tf.train.Example: frappe (libfm), census (CSV), iris (CSV), and click logs.
 
-Of frappe, census and iris each row becomes one record; a row that is not as it should be is an error that names file
-and line.
+In frappe, census and iris each row becomes one record; an invalid row is an error with file and line.
 
 The synthetic click log is of any size and the same for the same seed: learnable, skewed, and cheap to make. Each record
 has `ids` (ten categories, Zipf-distributed over one id space; every field has its own popular ids), `dense` (thirteen
 standard normal floats) and `label`. The label is drawn with the probability that a hidden logistic model of all ids and
 floats gives, so the best possible AUC is about 0.85.
 
-Criteo's display advertising has `label`, `I1` to `I13` (floats), `C1` to `C26` (bytes).  A value that is missing is
-left out.  From the rows of a file, or a generated log of the same columns: categories are Zipf-distributed, some values
-are missing, and the label is drawn with the probability that a hidden factorization machine gives, so the best possible
-AUC is about 0.91.
+Criteo's display advertising data have `label`, `I1` to `I13` (floats), `C1` to `C26` (bytes).  A missing value has no
+feature.  The rows come from a file, or are generated with the same columns: categories are Zipf-distributed, some
+values are missing, and the label is drawn with the probability that a hidden factorization machine gives, so the best
+possible AUC is about 0.91.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ _NUM_VALIDATION_IRISES = 30
 
 
 def frappe(source: str) -> list[Split]:
-    """`feature`, ten ids, and `label`, 1 or 0, from libfm files.
+    """Return frappe from libfm files: `feature`, ten ids, and `label`, 1 or 0.
 
-    `train` is made of frappe.train.libfm and `validation` of frappe.validation.libfm; where the first is missing,
-    of frappe.validation.libfm and frappe.test.libfm.
+    `train` is frappe.train.libfm and `validation` is frappe.validation.libfm; if the first file is missing, they are
+    frappe.validation.libfm and frappe.test.libfm.
     """
     files = ["frappe.train.libfm", "frappe.validation.libfm"]
     if not os.path.isfile(os.path.join(source, files[0])):
@@ -59,7 +58,7 @@ def frappe(source: str) -> list[Split]:
 
 
 def census(source: str) -> list[Split]:
-    """UCI's Adult: numeric columns as floats, the others as bytes (missing: `?`), `label` 1 for more than 50K."""
+    """Return UCI's Adult: numeric columns as floats, others as bytes (missing: `?`), `label` 1 for more than 50K."""
     files = [("train", ("adult-train.csv", "adult.data")), ("validation", ("adult-test.csv", "adult.test"))]
     splits: list[Split] = []
     for name, candidates in files:
@@ -69,7 +68,7 @@ def census(source: str) -> list[Split]:
 
 
 def iris(source: str) -> list[Split]:
-    """Fisher's iris: four floats and `label`, 0 to 2; 120 to train and 30 to validate, drawn with a fixed seed."""
+    """Return Fisher's iris: four floats and `label`, 0 to 2; 120 to train and 30 to validate, with a fixed seed."""
     path = _required(source, "iris.csv", "iris.data")
     records: list[bytes] = []
     for line, row in _csv_rows(path, len(IRIS_COLUMNS) + 1):
@@ -89,7 +88,7 @@ def iris(source: str) -> list[Split]:
 
 
 def _required(source: str, *names: str) -> str:
-    """The first of the files that a directory has."""
+    """Return the path of the first of these files that the directory has."""
     for name in names:
         path = os.path.join(source, name)
         if os.path.isfile(path) and os.access(path, os.R_OK):
@@ -104,7 +103,7 @@ def _bad_line(path: str, line: int, what: str) -> DataError:
 
 
 def _read_libfm(path: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ids of shape (rows, 10) and labels of a libfm file of lines `±1 id:1 … id:1`."""
+    """Return the ids (rows, 10) and the labels of a libfm file with lines `±1 id:1 … id:1`."""
     ids: list[list[int]] = []
     labels: list[int] = []
     with open(path, encoding="ascii", errors="replace") as file:
@@ -135,7 +134,7 @@ def _census_records(path: str) -> Iterator[bytes]:
 
 
 def _csv_rows(path: str, num_columns: int) -> Iterator[tuple[int, Sequence[str]]]:
-    """Line number and cells of each row; blank rows, a header and UCI's comment line (`|…`) are left out."""
+    """Yield line number and cells of each row, without blank rows, a header, and UCI's comment line (`|…`)."""
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         rows = csv.reader(file, skipinitialspace=True)
         for row in rows:
@@ -171,9 +170,9 @@ class ClickLog:
     """A synthetic click log.
 
     Attributes:
-        num_records: to train; a tenth as many, at most 100,000, to validate.
-        num_ids: size of the id space.
-        seed: of the hidden model and of the records.
+        num_records: Records for training; there are a tenth as many, at most 100,000, for validation.
+        num_ids: Size of the id space.
+        seed: Seed of the hidden model and of the records.
     """
 
     num_records: int
@@ -185,7 +184,7 @@ class ClickLog:
         return [Split(name, size, self._blocks(number, size)) for number, (name, size) in enumerate(sizes)]
 
     def columns(self, split: int, block: int, size: int) -> dict[str, NDArray[np.float32] | NDArray[np.int64]]:
-        """One block of records as arrays."""
+        """Return one block of records as arrays."""
         random = np.random.default_rng([self.seed, split, block])
         ids = self._ids(random, size)
         dense = random.standard_normal((size, NUM_DENSE), np.float32)
@@ -197,7 +196,7 @@ class ClickLog:
             yield encode_examples(self.columns(split, block, min(_BLOCK_SIZE, num_records - start)))
 
     def _ids(self, random: np.random.Generator, size: int) -> NDArray[np.int64]:
-        """Zipf ranks by inversion of the continuous distribution, each field's ranks spread over the ids anew."""
+        """Return Zipf-distributed ids: ranks by inversion of the continuous distribution, spread per field."""
         power = 1 - _ZIPF_EXPONENT
         largest = (self.num_ids + 1) ** power - 1
         ranks = (1 + random.random((size, NUM_FIELDS)) * largest) ** (1 / power)
@@ -207,7 +206,7 @@ class ClickLog:
         return spread
 
     def _stride(self) -> int:
-        """A number coprime to the number of ids, so that ranks times it hit every id."""
+        """Return a number coprime to the number of ids: multiples of it reach every id."""
         stride = _LARGE_PRIME % self.num_ids
         while math.gcd(stride, self.num_ids) != 1:
             stride += 1
@@ -221,7 +220,7 @@ class ClickLog:
         return logits
 
     def _id_weights(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """A hidden weight for each id, uniform in [-1, 1): SplitMix64 of id and seed (Steele et al., 2014)."""
+        """Return a hidden weight per id, uniform in [-1, 1): SplitMix64 of id and seed (Steele et al., 2014)."""
         state = ids.astype(np.uint64) + np.uint64((self.seed * 0x9E3779B97F4A7C15) & ((1 << 64) - 1))
         state = state * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x9E3779B97F4A7C15)
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -248,12 +247,12 @@ _CRITEO_BIAS = -2.0
 
 
 def criteo(source: str) -> list[Split]:
-    """Rows of Kaggle's train.txt (tabs, no header) or of the sample (commas, a header): one in twenty validates.
+    """Return the rows of Kaggle's train.txt (tabs, no header) or of the sample (commas, a header); 5 % are validation.
 
-    Without a directory, a generated log: 40,000 to train and 8,000 to validate.
+    If `source` is empty, a log is generated: 40,000 rows for training and 8,000 for validation.
 
     Raises:
-        DataError: there is no such file, or a row is not as it should be.
+        DataError: There is no such file, or a row is invalid.
     """
     if not source:
         return generated(_GENERATED_TRAIN, _GENERATED_VALIDATION)
@@ -272,7 +271,7 @@ def criteo(source: str) -> list[Split]:
 
 
 def generated(num_train: int, num_validation: int, seed: int = 0) -> list[Split]:
-    """A log; the same one for the same numbers."""
+    """Generate a log; the same arguments give the same log."""
     hidden = _Hidden(seed)
     return [
         Split(name, count, _generated_blocks(hidden, count, [seed, k]))
@@ -281,7 +280,7 @@ def generated(num_train: int, num_validation: int, seed: int = 0) -> list[Split]
 
 
 def _rows(path: str) -> Iterator[tuple[int, list[str]]]:
-    """Line number and the 40 cells of each row."""
+    """Yield line number and the 40 cells of each row."""
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         first = file.readline()
         file.seek(0)
@@ -331,7 +330,7 @@ class _Hidden:
         self.slopes = random.normal(0, 0.25, len(COUNTS))
 
     def logits(self, counts: NDArray[np.float64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of counts [n, 13] and ids [n, 26]."""
+        """Return the logits [n] for counts [n, 13] and ids [n, 26]."""
         columns = range(len(CATEGORIES))
         vectors = np.stack([self.vectors[k][ids[:, k]] for k in columns], axis=1)
         pairs: NDArray[np.float64] = (vectors.sum(axis=1) ** 2 - (vectors**2).sum(axis=1)).sum(axis=1) / 2
