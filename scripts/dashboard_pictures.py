@@ -1,4 +1,4 @@
-"""Makes the pictures of the dashboard in docs/, of a written job, in Chromium.
+"""Take the screenshots of the dashboard in docs/, with recorded data of a job, in Chromium.
 
     python -m scripts.dashboard_pictures
 
@@ -18,7 +18,7 @@ from tests.dashboard.written_jobs import shown_job
 
 DOCS = ROOT / "docs"
 _SIZE = {"width": 1180, "height": 1010}
-_COLOURS = 128  # a palette: a third of the bytes, and none is seen to be missing
+_COLOURS = 128  # size of the palette: a third of the bytes, without a visible difference
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""The pages of the documentation site that are made of the code, and the hooks by which MkDocs takes them (mkdocs.yml).
+"""Generate the pages of the documentation site that come from the code; also the hooks for MkDocs (mkdocs.yml).
 
     python -m scripts.documentation [--output=build/documentation]
 
-writes the generated pages as Markdown, to look at; `make docs` builds the site.  Flags come from the dataclasses that
-the parser uses, errors from the calls that make them, keys of the status from its dataclasses.  The front page is
-README.md, and files outside of docs/ that pages link to become pages below `repository/`.  Only the hooks need MkDocs.
+writes the generated pages as Markdown, for review; `make docs` builds the site.  Flags come from the dataclasses of the
+parser, errors from the calls that create them, keys of the status from its dataclasses.  The front page is README.md;
+files outside of docs/ with links from pages become pages below `repository/`.  Only the hooks need MkDocs.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def _messages(call: ast.Call, kind: str) -> Iterator[Message]:
 
 
 def _texts(node: ast.expr | None) -> list[str]:
-    """All that a piece of code may say, as far as that is written in it."""
+    """Return the texts that an expression can produce, as far as the code contains them."""
     if node is None:
         return [""]
     if isinstance(node, ast.Constant):
@@ -246,7 +246,7 @@ def _texts(node: ast.expr | None) -> list[str]:
 
 
 def _place(node: ast.expr) -> str:
-    """A name for a value: the last word of the expression that computes it."""
+    """Return a name for a value: the last name in the expression that computes it."""
     if isinstance(node, ast.FormattedValue):
         node = node.value
     while isinstance(node, ast.Call | ast.Subscript):
@@ -338,7 +338,7 @@ def relink(markdown: str, source: Path, place: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """MkDocs: headings get the anchors that they have in the repository's view of the same files."""
+    """Give headings the same anchors as in the repository's view of the files; a hook of MkDocs."""
     from pymdownx.slugs import slugify
 
     config.mdx_configs.setdefault("toc", {})["slugify"] = slugify(case="lower")
@@ -346,7 +346,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """MkDocs: the generated pages."""
+    """Add the generated pages; a hook of MkDocs."""
     from mkdocs.structure.files import File
 
     pages: Mapping[str, str] = {"index.md": front_page(), **generated(), **repository_pages()}
@@ -356,7 +356,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """MkDocs: links of the hand-written pages that lead out of docs/."""
+    """Adapt links that lead out of docs/ in the hand-written pages; a hook of MkDocs."""
     source = page.file.abs_src_path
     if source is None or not Path(source).is_relative_to(DOCS):
         return markdown

@@ -1,9 +1,9 @@
-"""Draws the losses of 204 steps of jobs with --fixed_global_batch: one worker, four, and four that become 2, 3 and 1.
+"""Draw the losses of 204 steps of jobs with --fixed_global_batch: one worker, four, and four that become 2, 3 and 1.
 
     python -m scripts.elastic_is_fixed [--output=docs/elastic_is_fixed.svg] [--directory=build/elastic_is_fixed]
 
-Runs the six jobs, Keras and PyTorch, on this machine and prints how far their losses are apart; the losses themselves
-go beside the figure, as CSV.  With --losses=CSV it draws those and runs nothing.  Needs matplotlib: the extra `dev`.
+Runs the six jobs, Keras and PyTorch, on this machine and prints the differences of their losses; the losses are written
+next to the figure, as CSV.  With --losses=CSV it only draws these.  Needs matplotlib: the extra `dev`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOOKS = {ALONE: ("#1b6ca8", "-", 3.5), FOUR: ("#f2a33c", "-", 1.8), ELASTIC: ("
 
 
 def run(directory: Path) -> Traces:
-    """Runs all jobs, one after another."""
+    """Run all jobs, one after another."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     data = JOB.make_data(directory)
@@ -37,7 +37,7 @@ def run(directory: Path) -> Traces:
 
 
 def write(traces: Traces, path: Path) -> None:
-    """A row for each step of each job: framework, job, members of the group, step, loss."""
+    """Write a row for each step of each job: framework, job, members of the group, step, loss."""
     with path.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["framework", "job", "members", "step", "loss"])
@@ -68,7 +68,7 @@ def read(path: Path) -> Traces:
 
 
 def draw(traces: Traces, path: Path) -> None:
-    """Losses above, differences from the job of one worker below; a column for each framework."""
+    """Draw the losses, and below them the differences from the job of one worker; a column for each framework."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -102,7 +102,7 @@ def draw(traces: Traces, path: Path) -> None:
 
 
 def tell(traces: Traces) -> None:
-    """The largest differences."""
+    """Print the largest differences."""
     for framework, jobs in traces.items():
         for name in (FOUR, ELASTIC):
             differences = jobs[name].differences(jobs[ALONE])

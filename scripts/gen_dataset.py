@@ -1,9 +1,9 @@
-"""Makes RecordIO files of tf.train.Example from well-known data sets.
+"""Write RecordIO files of tf.train.Example from well-known data sets.
 
     python scripts/gen_dataset.py NAME --source DIR --output DIR --records_per_shard N
 
-writes OUTPUT/train/data-00000, … and OUTPUT/validation/data-00000, …, with a file SHA256SUMS beside them that
-sha256sum --check and every reader compare.  elasticdl/data/datasets describes the records.
+writes OUTPUT/train/data-00000, … and OUTPUT/validation/data-00000, …, with a file SHA256SUMS next to them for
+sha256sum --check and for every reader.  elasticdl/data/datasets describes the records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elasticdl_client.errors import DataError, ElasticDLError
 
 
 class Progress:
-    """Says how far the writing of one split is: on a terminal in one line, elsewhere every ten seconds."""
+    """Prints the progress of writing one split: on a terminal in one line, elsewhere every ten seconds."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
@@ -48,7 +48,7 @@ class Progress:
 
 
 def download_mnist() -> list[Split]:
-    """The 60,000 + 10,000 images by Keras's download."""
+    """Download the 60,000 + 10,000 images with Keras, and return them as splits."""
     import keras
 
     try:

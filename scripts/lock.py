@@ -1,10 +1,10 @@
-"""Renews requirements.lock: the newest versions that the ranges of both packages allow.
+"""Renew requirements.lock: the newest versions in the ranges of both packages.
 
     python scripts/lock.py [REQUIREMENT …]
 
-Makes a fresh virtual environment below build/, so it downloads all packages.  A requirement holds a package back:
-`torch==2.13.0`, or one whose newest version needs a later release of the oldest Python than its first.  CI and
-`make setup` install what the file names; users install by the ranges.
+Makes a new virtual environment below build/, so it downloads all packages.  A REQUIREMENT holds a package back, such as
+`torch==2.13.0`, or a package with a newest version that needs a later release of the oldest supported Python.  CI and
+`make setup` install the versions in the file; users install by the ranges.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEAD = "# What CI and developers have: versions for pip's --constraint.  Renewed
 
 
 def locked(frozen: str) -> str:
-    """The lines of `pip freeze` that name a release of an index: not our packages, and no local labels (`+cpu`)."""
+    """Return the lines of `pip freeze` for releases in an index: without our packages and local labels (`+cpu`)."""
     ours = (f"{CLIENT}==", f"{RUNTIME}==")
     lines = [line for line in frozen.splitlines() if "==" in line and not line.startswith(("-e", "#", *ours))]
     return HEAD + "".join(f"{line.partition('+')[0]}\n" for line in lines)

@@ -1,8 +1,8 @@
-"""Draws the graphs of docs/performance.md from the tables of benchmarks/README.md.
+"""Draw the graphs of docs/performance.md from the tables of benchmarks/README.md.
 
     python -m scripts.performance_graphs
 
-A figure that is corrected there is right here after the next run; a test compares both.
+After a change of the tables, run it again; a test compares both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OURS, PEER = "#3f6fd8", "#b8c0cc"
 WIDTH, LEFT, RIGHT, BAR, GAP, HEAD = 760, 250, 110, 20, 7, 46  # pixels
 
-Row = Mapping[str, str]  # by the head of its column, and of a repeated one with that of the column before
+Row = Mapping[str, str]  # by the column's head; a repeated head is preceded by that of the column before
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ def number(cell: str) -> float:
 
 
 def graphs(markdown: str) -> list[Graph]:
-    """Return what is drawn, with its figures.
+    """Return the graphs with their figures.
 
     Raises:
-        StopIteration: a table or a row that a graph shows is not on the page any more.
+        StopIteration: A table or a row of a graph is missing on the page.
     """
     every = tables(markdown)
     return [
@@ -113,7 +113,7 @@ def _training(every: list[list[Row]]) -> tuple[Bar, ...]:
 
 
 def _against_ddp(every: list[list[Row]]) -> tuple[tuple[Bar, ...], ...]:
-    """A group of bars for each model and number of processes."""
+    """Return a group of bars for each model and number of processes."""
     groups = []
     previous = ""
     for found in _table(every, "", "elasticdl", "DistributedDataParallel"):

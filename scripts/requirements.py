@@ -1,9 +1,8 @@
-"""Prints what to install beside a checkout, one requirement a line: of both packages, some extras, and some tools.
+"""Print the requirements to install for a checkout, one per line: of both packages, of some extras, and some tools.
 
     python scripts/requirements.py EXTRA,… TOOL …
 
-Extras are those of the runtime or of the client.  Tools are those of the extra `dev`, by name, in the versions that it
-names.
+Extras belong to the runtime or the client.  Tools are names in the extra `dev`, which also has their versions.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def name_of(requirement: str) -> str:
-    """The package that a requirement is of."""
+    """Return the name of the package in a requirement."""
     return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
 
 
 def requirements(extras: list[str], tools: list[str]) -> list[str]:
-    """Of both packages with these extras, without themselves.
+    """Return the requirements of both packages with these extras and tools, without the packages themselves.
 
     Raises:
-        KeyError: neither package has such an extra, or `dev` no such tool.
+        KeyError: Neither package has such an extra, or `dev` has no such tool.
     """
     of_client = [extra for extra in extras if extra in _project(CLIENT)["optional-dependencies"]]
     of_runtime = [
@@ -41,10 +40,10 @@ def requirements(extras: list[str], tools: list[str]) -> list[str]:
 
 
 def oldest(requirement: str) -> str:
-    """A range as its lowest version alone: `torch==2.6` of `torch>=2.6,<3`; a pin stays as it is.
+    """Pin a range to its lowest version: `torch==2.6` for `torch>=2.6,<3`; a pin is returned unchanged.
 
     Raises:
-        ValueError: nothing says which version is the lowest.
+        ValueError: The requirement has no lowest version.
     """
     bounds, separator, marker = requirement.partition(";")
     found = re.fullmatch(r"\s*([A-Za-z0-9._-]+(?:\[[^]]*\])?)\s*(?:>=|==)\s*([0-9][A-Za-z0-9.]*)\s*(?:,.*)?", bounds)

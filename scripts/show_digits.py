@@ -1,8 +1,8 @@
-"""Loads an exported model of the digits in plain TensorFlow and shows what it makes of the validation data.
+"""Load an exported model of the digits in plain TensorFlow, and show its predictions for the validation data.
 
     python scripts/show_digits.py --model DIR --data DIR [--at_least ACCURACY]
 
-The last step of `make demo`.  Nothing of ElasticDL touches the model here: it only reads the records.
+The last step of `make demo`.  ElasticDL only reads the records here; it does not touch the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHADES = " .:-=+*#%@"
 
 
 def read_digits(directory: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images [N, 64] and labels [N]."""
+    """Return images [N, 64] and labels [N]."""
     reader = create_reader(directory)
     records = [record for shard in reader.shards() for record in reader.read(shard)]
     features = {"image": tf.io.FixedLenFeature([64], tf.float32), "label": tf.io.FixedLenFeature([], tf.int64)}
@@ -33,7 +33,7 @@ def read_digits(directory: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def picture(image: np.ndarray) -> list[str]:
-    """The eight rows of a scan in characters."""
+    """Return the eight rows of a scan as text."""
     return ["".join(SHADES[int(value * 9 / 16)] * 2 for value in row) for row in image.reshape(8, 8)]
 
 

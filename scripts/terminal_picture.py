@@ -1,4 +1,4 @@
-"""Records a job that loses a worker, in two terminals, and draws them as one animated SVG.
+"""Record a job that loses a worker, in two terminals, and draw them as one animated SVG.
 
     python -m scripts.terminal_picture [--output=docs/kill_a_worker.svg]
 
@@ -77,7 +77,7 @@ class Terminal:
             self._outputs.append(Output(time.monotonic(), self._name, data.decode(errors="replace")))
 
     def type(self, line: str) -> None:
-        """Sends a line a key at a time, as a hand would."""
+        """Send a line key by key, at the speed of typing."""
         for key in line + "\r":
             os.write(self._controller, key.encode())
             time.sleep(0.03)
@@ -89,7 +89,7 @@ class Terminal:
 
 
 def record(directory: Path) -> list[Output]:
-    """Runs the job, kills worker 1, and returns what both terminals printed, from the first steps on."""
+    """Run the job, kill worker 1, and return the output of both terminals, from the first steps on."""
     from elasticdl.cluster.local.adapter import ProcessCluster
     from elasticdl_client.job_status import JobStatus
 
@@ -140,7 +140,7 @@ def record(directory: Path) -> list[Output]:
 
 
 def _command(directory: Path) -> Path:
-    """A directory with `elasticdl` in it, of the Python that runs this."""
+    """Make a directory with a command `elasticdl` for the current Python; return its path."""
     command = directory / "bin" / "elasticdl"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nPYTHONPATH="{Path.cwd()}" exec {sys.executable} -m elasticdl_client.main "$@"\n')
@@ -149,7 +149,7 @@ def _command(directory: Path) -> Path:
 
 
 def _cut(outputs: list[Output], began: float) -> Iterator[Output]:
-    """Shows at once what came before, and counts seconds from then on."""
+    """Shift the times so that they start at `began`; earlier output gets the time 0."""
     for output in outputs:
         yield Output(round(max(0.0, output.at_s - began), 3), output.terminal, output.text)
 
@@ -169,7 +169,7 @@ Row = tuple[Run, ...]
 
 
 def frames(outputs: list[Output], terminal: str, num_frames: int) -> list[list[Row]]:
-    """The rows of a terminal at each multiple of FRAME_S."""
+    """Return the rows of a terminal at each multiple of FRAME_S."""
     import pyte
 
     screen = pyte.Screen(COLUMNS, ROWS[terminal])
@@ -201,7 +201,7 @@ def _row(cells: Any) -> Row:
 
 
 def draw(outputs: list[Output], path: Path) -> None:
-    """One window below the other; each text is shown for its frames by an animation of its own."""
+    """Draw the windows one below the other; an animation per text shows it for its frames."""
     end_s = outputs[-1].at_s
     num_frames = int(end_s / FRAME_S) + 2
     total_s = num_frames * FRAME_S + HOLD_S
@@ -245,7 +245,7 @@ def _tspan(text: str, color: str, bold: bool) -> str:
 
 
 def _spans(rows: list[Row]) -> Iterator[tuple[Row, int, int]]:
-    """Each row with the first frame that shows it, and the first that does not any more."""
+    """Yield each row with the first frame that shows it, and the first frame after it."""
     first = 0
     for k in range(1, len(rows) + 1):
         if k == len(rows) or rows[k] != rows[first]:
@@ -254,7 +254,7 @@ def _spans(rows: list[Row]) -> Iterator[tuple[Row, int, int]]:
 
 
 def _rule(name: str, first: float, last: float, stays: bool, total_s: float) -> str:
-    """Shown from one fraction of the time to another."""
+    """Return the CSS animation that shows a text from one fraction of the time to another."""
     hidden, shown = "{visibility:hidden}", "{visibility:visible}"
     steps = [f"0%{hidden if first else shown}"]
     steps += [f"{first:.3%}{shown}"] if first else []
