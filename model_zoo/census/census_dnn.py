@@ -1,4 +1,4 @@
-"""Census with a dense network over vectors of the columns' ids, the embedding being an ordinary Keras layer."""
+"""Census with a dense network over embeddings of the columns' ids; the embedding is an ordinary Keras layer."""
 
 import keras
 

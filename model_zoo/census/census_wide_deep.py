@@ -1,4 +1,4 @@
-"""Census with a wide and a deep part: a weight for each id, and a dense network over vectors of the ids and numbers.
+"""Census with a wide part (a weight per id) and a deep part (a dense network over embeddings of ids, and numbers).
 
 Source: Cheng et al., arXiv:1606.07792.
 """

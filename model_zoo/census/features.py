@@ -1,11 +1,11 @@
-"""UCI's Adult, the 1994 census: columns, what becomes of them, and all else that every model on it shares.
+"""UCI's Adult, the 1994 census: columns, their preprocessing, and other code shared by all models on it.
 
 Does a person earn more than 50,000 dollars a year?  Records are `tf.train.Example` with a feature for each column,
 numbers as floats and categories as bytes (missing: `?`), and `label` (int64, 0 or 1), as made by
 `scripts/gen_dataset.py census`.
 
-Defaults of the statistics are those of the training split.  Those of `elasticdl analyze` take their place where
-ELASTICDL_STATISTICS names them.
+The default statistics are those of the training split; a file of `elasticdl analyze` named by ELASTICDL_STATISTICS
+replaces them.
 """
 
 import keras
@@ -57,13 +57,13 @@ PARSE_BATCH = 512
 
 
 def column_inputs() -> dict[str, keras.KerasTensor]:
-    """Each column [batch, 1]."""
+    """Return an input [batch, 1] for each column."""
     inputs = {name: keras.Input((1,), name=name) for name in NUMBERS}
     return inputs | {name: keras.Input((1,), dtype="string", name=name) for name in (*VOCABULARIES, *HASHED)}
 
 
 def scaled_numbers(inputs: dict[str, keras.KerasTensor]) -> keras.KerasTensor:
-    """The numbers [batch, 5], of mean 0 and deviation 1."""
+    """Return the numbers [batch, 5], normalised to mean 0 and standard deviation 1."""
     scaled = []
     for name, (mean, deviation, _) in NUMBERS.items():
         scaled.append(Normalizer(get_avg(name, mean), get_stddev(name, deviation))(inputs[name]))
@@ -71,7 +71,7 @@ def scaled_numbers(inputs: dict[str, keras.KerasTensor]) -> keras.KerasTensor:
 
 
 def column_ids(inputs: dict[str, keras.KerasTensor]) -> tuple[keras.KerasTensor, int]:
-    """All columns as ids [batch, 13] of one space, numbers by their buckets; and how many ids there are."""
+    """Return all columns as ids [batch, 13] in one range (numbers as buckets), and the number of ids."""
     ids, sizes = [], []
     for name, (_, _, boundaries) in NUMBERS.items():
         buckets = Discretization(get_bucket_boundaries(name, boundaries))
@@ -89,12 +89,12 @@ def column_ids(inputs: dict[str, keras.KerasTensor]) -> tuple[keras.KerasTensor,
 
 
 def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    """Of logits [batch], for each sample."""
+    """Return the loss of each sample for logits [batch]."""
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, tf.float32), logits=predictions)
 
 
 def optimizer() -> keras.optimizers.Optimizer:
-    """Little momentum: the gradients of several asynchronous workers are late, which acts as momentum of its own."""
+    """Return Adam with little momentum: late gradients of asynchronous workers already act like momentum."""
     return keras.optimizers.Adam(0.002, beta_1=0.5)
 
 

@@ -1,4 +1,4 @@
-"""CIFAR-10 with a small network in the manner of VGG: pairs of 3 × 3 convolutions, twice as wide at half the size.
+"""CIFAR-10 with a small network like VGG: pairs of 3 × 3 convolutions; each stage halves the size, doubles the width.
 
 Source: Simonyan and Zisserman, arXiv:1409.1556; batch normalisation and fewer layers, as the images are small.
 """
@@ -11,7 +11,7 @@ __all__ = ["custom_model", "eval_metrics_fn", "feed", "loss", "optimizer"]
 
 
 def custom_model(width: int = 32, num_stages: int = 3, dropout: float = 0.3) -> keras.Model:
-    """Two convolutions a stage; `width` channels in the first one."""
+    """Return a model with two convolutions per stage and `width` channels in the first stage."""
     image = image_input()
     x = prepared(image)
     for stage in range(num_stages):

@@ -1,4 +1,4 @@
-"""CIFAR-10 with MobileNetV2 (Sandler et al. 2018, arXiv:1801.04381), its first strides left out for small images."""
+"""CIFAR-10 with MobileNetV2 (Sandler et al. 2018, arXiv:1801.04381), without its first strides, for small images."""
 
 import keras
 
@@ -12,7 +12,7 @@ STEM, HEAD = 32, 1280
 
 
 def custom_model(width: float = 1.0, dropout: float = 0.2) -> keras.Model:
-    """`width` multiplies the channels of every layer, the last one excepted where it is below 1."""
+    """Return MobileNetV2; `width` multiplies the channels of every layer, except the last one if it is below 1."""
     image = image_input()
     x = normed(keras.layers.Conv2D(scaled(STEM, width), 3, padding="same", use_bias=False)(prepared(image)))
     x = keras.layers.ReLU(6.0)(x)
@@ -27,7 +27,7 @@ def custom_model(width: float = 1.0, dropout: float = 0.2) -> keras.Model:
 
 
 def inverted_residual(x: keras.KerasTensor, expansion: int, channels: int, stride: int) -> keras.KerasTensor:
-    """Widened, filtered channel by channel, narrowed without a nonlinearity; added to its input where that fits."""
+    """Return an inverted residual block: expand, filter by channel, project linearly; add the input if shapes match."""
     inputs = x
     if expansion > 1:
         x = keras.layers.Conv2D(expansion * x.shape[-1], 1, use_bias=False)(x)
@@ -43,7 +43,7 @@ def normed(x: keras.KerasTensor) -> keras.KerasTensor:
 
 
 def scaled(channels: int, width: float) -> int:
-    """A multiple of 8, at most a tenth below what was asked for."""
+    """Return scaled channels as a multiple of 8, at most 10 % below the exact value."""
     wanted = channels * width
     rounded = max(8, int(wanted + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * wanted else rounded + 8

@@ -8,7 +8,7 @@ __all__ = ["custom_model", "eval_metrics_fn", "feed", "loss", "optimizer"]
 
 
 def custom_model(num_blocks: int = 3, width: int = 16) -> keras.Model:
-    """ResNet of 6 * num_blocks + 2 layers."""
+    """Return a ResNet with 6 * num_blocks + 2 layers."""
     image = image_input()
     x = norm(conv(prepared(image), width, 1))
     x = keras.layers.ReLU()(x)
@@ -21,7 +21,7 @@ def custom_model(num_blocks: int = 3, width: int = 16) -> keras.Model:
 
 
 def block(x: keras.KerasTensor, channels: int, stride: int) -> keras.KerasTensor:
-    """Two convolutions beside a shortcut; where the size changes, the shortcut is cut and padded with zeros."""
+    """Return two convolutions plus a shortcut, which is subsampled and padded with zeros if the size changes."""
     shortcut = x
     num_new = channels - x.shape[-1]
     if stride > 1 or num_new:
@@ -45,6 +45,6 @@ def norm(x: keras.KerasTensor) -> keras.KerasTensor:
 
 
 def optimizer() -> keras.optimizers.Optimizer:
-    """The paper's schedule, in steps of 128 images."""
+    """Return SGD with the paper's schedule, in steps of 128 images."""
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([32_000, 48_000], [0.1, 0.01, 0.001])
     return keras.optimizers.SGD(rate, momentum=0.9, nesterov=True)

@@ -1,4 +1,4 @@
-"""CIFAR-10: code that all Keras models on it share.
+"""CIFAR-10: code shared by all Keras models on it.
 
 Records are `tf.train.Example` with `image` (3072 bytes, channels first, as in CIFAR's python batches) and `label`
 (int64), as made by `scripts/gen_dataset.py cifar10`.
@@ -9,19 +9,19 @@ import tensorflow as tf
 
 SIZE = 32
 NUM_CLASSES = 10
-MEAN = (125.3, 123.0, 113.9)  # of CIFAR-10's training images, by channel
+MEAN = (125.3, 123.0, 113.9)  # means of CIFAR-10's training images, by channel
 DEVIATION = (63.0, 62.1, 66.7)
 PADDING = 4
 PARSE_BATCH = 512
 
 
 def image_input() -> keras.KerasTensor:
-    """Pixels [batch, 32, 32, 3] from 0 to 255."""
+    """Return the input for pixels [batch, 32, 32, 3] from 0 to 255."""
     return keras.Input((SIZE, SIZE, 3), dtype="uint8", name="image")
 
 
 def prepared(image: keras.KerasTensor) -> keras.KerasTensor:
-    """Pixels of mean 0 and deviation 1; while training, moved by up to four pixels and every other one mirrored."""
+    """Normalise pixels; in training, also shift images randomly by up to four pixels and mirror half of them."""
     scale = [1 / deviation for deviation in DEVIATION]
     offset = [-mean / deviation for mean, deviation in zip(MEAN, DEVIATION, strict=True)]
     x = keras.layers.Rescaling(scale, offset)(image)

@@ -68,7 +68,7 @@ class ResNet(nn.Module):  # type: ignore[misc]
 
 
 def custom_model(num_blocks: int = 3, width: int = 16) -> nn.Module:
-    """ResNet of 6 * num_blocks + 2 layers."""
+    """Return a ResNet with 6 * num_blocks + 2 layers."""
     return ResNet(num_blocks, width)
 
 
@@ -81,7 +81,7 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def lr_scheduler(optimizer: torch.optim.Optimizer) -> dict[str, object]:
-    """A tenth after 80 epochs and after 120."""
+    """Return a schedule that divides the rate by 10 after 80 and after 120 epochs."""
     return {"scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [80, 120]), "interval": "epoch"}
 
 
@@ -102,7 +102,7 @@ def images_of(columns: dict[str, np.ndarray]) -> torch.Tensor:
 
 
 def augmented(images: torch.Tensor) -> torch.Tensor:
-    """Each image moved by up to four pixels, every other one mirrored."""
+    """Return each image shifted randomly by up to four pixels, and mirrored with probability 1/2."""
     count = len(images)
     padded = functional.pad(images, (PADDING,) * 4)
     tops, lefts = (torch.randint(0, 2 * PADDING + 1, (count, 1, 1)) for _ in range(2))

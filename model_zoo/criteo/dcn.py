@@ -1,4 +1,4 @@
-"""Criteo with Deep & Cross: layers that multiply the input by a projection of itself, beside a dense network.
+"""Criteo with Deep & Cross: layers that multiply the input by a projection of itself, in parallel to a dense network.
 
 Source: Wang et al., arXiv:1708.05123, equation 3.
 """

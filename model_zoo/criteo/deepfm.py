@@ -1,4 +1,4 @@
-"""Criteo with DeepFM: linear part, factorization machine and dense network share the vectors of the ids.
+"""Criteo with DeepFM: factorization machine and dense network share the embeddings of the ids; plus a linear part.
 
 Source: Guo et al., arXiv:1703.04247.
 """
@@ -22,6 +22,6 @@ def custom_model(dim: int = 8, hidden: tuple[int, ...] = (64, 32), max_bins: int
 
 
 def pairs(vectors: keras.KerasTensor) -> keras.KerasTensor:
-    """The sum of the products of all pairs of vectors [batch, 1]."""
+    """Return the sum of the inner products of all pairs of vectors, [batch, 1]."""
     total = keras.ops.square(keras.ops.sum(vectors, axis=1)) - keras.ops.sum(keras.ops.square(vectors), axis=1)
     return keras.ops.sum(total, axis=1, keepdims=True) / 2

@@ -1,10 +1,10 @@
-"""Criteo's display advertising: columns, what becomes of them, and all else that every model on it shares.
+"""Criteo's display advertising: columns, their preprocessing, and other code shared by all models on it.
 
 Is an advertisement clicked on?  Records are `tf.train.Example` with `I1` to `I13` (counts, floats), `C1` to `C26`
-(categories, bytes), both left out where they are missing, and `label` (int64, 0 or 1), as made by
+(categories, bytes), without a feature for a missing value, and `label` (int64, 0 or 1), as made by
 `scripts/gen_dataset.py criteo`.
 
-Statistics of `elasticdl analyze` take the place of the defaults where ELASTICDL_STATISTICS names them.
+A file of `elasticdl analyze` named by ELASTICDL_STATISTICS replaces the default statistics.
 """
 
 import keras
@@ -37,13 +37,13 @@ PARSE_BATCH = 512
 
 
 def column_inputs() -> dict[str, keras.KerasTensor]:
-    """Each column [batch, 1]."""
+    """Return an input [batch, 1] for each column."""
     inputs = {name: keras.Input((1,), name=name) for name in COUNTS}
     return inputs | {name: keras.Input((1,), dtype="string", name=name) for name in DISTINCT}
 
 
 def scaled_counts(inputs: dict[str, keras.KerasTensor]) -> keras.KerasTensor:
-    """Logarithms of the counts [batch, 13], of mean 0 and deviation 1; a missing one counts as 0."""
+    """Return the logarithms of the counts [batch, 13], normalised; a missing count is treated as 0."""
     scaled = []
     for name, (mean, deviation) in COUNTS.items():
         logarithm = keras.ops.log1p(keras.ops.relu(inputs[name]))
@@ -52,10 +52,11 @@ def scaled_counts(inputs: dict[str, keras.KerasTensor]) -> keras.KerasTensor:
 
 
 def column_ids(inputs: dict[str, keras.KerasTensor], max_bins: int) -> tuple[keras.KerasTensor, int]:
-    """All columns as ids [batch, 39] of one space, counts by their buckets; and how many ids there are.
+    """Return all columns as ids [batch, 39] in one range (counts as buckets), and the number of ids.
 
     Args:
-        max_bins: the most hashes of a category, which has as many as it has values.
+        inputs: The inputs of the columns.
+        max_bins: Maximum number of hashes per category; the default is the number of its values.
     """
     ids, sizes = [], []
     for name in COUNTS:
@@ -71,35 +72,35 @@ def column_ids(inputs: dict[str, keras.KerasTensor], max_bins: int) -> tuple[ker
 
 
 def vectors_of(ids: keras.KerasTensor, num_ids: int, dim: int) -> keras.KerasTensor:
-    """A vector for each id [batch, 39, dim], on the parameter servers where there are some."""
+    """Return the embeddings of the ids [batch, 39, dim]; the table is on the parameter servers, if there are any."""
     return Embedding(dim, input_dim=num_ids, name="vectors")(ids)
 
 
 def linear_part(ids: keras.KerasTensor, num_ids: int) -> keras.KerasTensor:
-    """The sum of a weight for each id [batch, 1]."""
+    """Return the sum of a weight per id, [batch, 1]."""
     return Embedding(1, input_dim=num_ids, embeddings_initializer="zeros", combiner="sum", name="weights")(ids)
 
 
 def dense_part(x: keras.KerasTensor, hidden: tuple[int, ...]) -> keras.KerasTensor:
-    """Dense layers [batch, hidden[-1]]."""
+    """Return the output of dense layers, [batch, hidden[-1]]."""
     for units in hidden:
         x = keras.layers.Dense(units, activation="relu")(x)
     return x
 
 
 def logits_of(*parts: keras.KerasTensor) -> keras.KerasTensor:
-    """The sum of parts [batch, 1], as [batch]."""
+    """Return the sum of parts [batch, 1] as [batch]."""
     total = keras.layers.Add()(parts) if len(parts) > 1 else parts[0]
     return keras.layers.Reshape((), name="logits")(total)
 
 
 def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    """Of logits [batch], for each sample."""
+    """Return the loss of each sample for logits [batch]."""
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, tf.float32), logits=predictions)
 
 
 def optimizer() -> keras.optimizers.Optimizer:
-    """No momentum: rows of an embedding are looked up now and then, and momentum of their last gradient is stale."""
+    """Return Adam without momentum: embedding rows are used rarely, so the momentum of their last gradient is stale."""
     return keras.optimizers.Adam(0.001, beta_1=0.0)
 
 

@@ -1,4 +1,4 @@
-"""DeepFM on the frappe app-usage log, its embedding rows living on the parameter servers."""
+"""DeepFM on the frappe app-usage log with embedding rows on the parameter servers."""
 
 import keras
 

@@ -1,4 +1,4 @@
-"""DeepFM on Criteo's display advertising as an Estimator of its own `model_fn`, under TensorFlow's parameter servers.
+"""DeepFM on Criteo's display advertising as an Estimator with a `model_fn`, for TensorFlow's own parameter servers.
 
     python deepfm_estimator.py --training_data=criteo_sample.txt --model_dir=/tmp/deepfm            (alone)
     elasticdl train --job_command="python -m model_zoo.deepfm.deepfm_estimator …" --need_tf_config …
@@ -18,7 +18,7 @@ from elasticdl.api.data import DataShardService
 from elasticdl.api.tensorflow import input_fn, train_and_evaluate
 
 NUM_COUNTS, NUM_CATEGORIES = 13, 26
-NUM_BUCKETS = 1000  # of each category's hash
+NUM_BUCKETS = 1000  # hashes per category
 DIM = 4
 HIDDEN = (64, 32)
 
@@ -26,7 +26,7 @@ Features = dict[str, tf.Tensor]
 
 
 def parse(rows: tf.Tensor) -> tuple[Features, tf.Tensor]:
-    """Rows [n] of text to {"counts": [n, 13] float32, "ids": [n, 26] int64} and labels [n, 1] float32."""
+    """Parse rows of text [n] to {"counts": [n, 13] float32, "ids": [n, 26] int64} and labels [n, 1] float32."""
     defaults = [[0.0]] + [[0.0]] * NUM_COUNTS + [["missing"]] * NUM_CATEGORIES
     label, *columns = tf.io.decode_csv(rows, defaults)
     counts = tf.stack(columns[:NUM_COUNTS], axis=1)
@@ -37,7 +37,7 @@ def parse(rows: tf.Tensor) -> tuple[Features, tf.Tensor]:
 
 
 def model_fn(features: Features, labels: tf.Tensor, mode: str, params: dict[str, Any]) -> tf.estimator.EstimatorSpec:
-    """First order, factorization machine and a deep part over the same embeddings."""
+    """Return the EstimatorSpec: a linear part, a factorization machine and a deep part over the same embeddings."""
     v1 = tf.compat.v1
     size = NUM_BUCKETS * NUM_CATEGORIES
     vectors = v1.get_variable("vectors", [size, DIM], initializer=v1.random_normal_initializer(stddev=0.01))

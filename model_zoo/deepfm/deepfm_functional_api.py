@@ -1,4 +1,4 @@
-"""DeepFM on the frappe app-usage log, its embeddings being ordinary Keras layers (dense variables of the job)."""
+"""DeepFM on the frappe app-usage log with embeddings that are ordinary Keras layers (dense variables of the job)."""
 
 import keras
 

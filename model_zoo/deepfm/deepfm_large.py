@@ -1,9 +1,9 @@
-"""DeepFM on a click log with a large id space: 10 ids out of a million and 13 numbers a record.
+"""DeepFM on a click log with a large id space: 10 ids out of a million and 13 numbers per record.
 
 Records are `tf.train.Example` with `ids` (10 int64, each in [0, 1,000,000), all fields sharing one id space), `dense`
 (13 floats) and `label` (int64, 0 or 1).  Source: Guo et al., arXiv:1703.04247.
 
-The embeddings are ordinary Keras layers; with parameter servers both tables, being large, live there.
+The embeddings are ordinary Keras layers; with parameter servers both tables are there, because they are large.
 """
 
 import keras
@@ -31,7 +31,7 @@ def custom_model(num_ids: int = NUM_IDS, embedding_dim: int = 16) -> keras.Model
 
 
 def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    """Of logits [batch], for each sample."""
+    """Return the loss of each sample for logits [batch]."""
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, tf.float32), logits=predictions)
 
 
@@ -40,7 +40,7 @@ def optimizer() -> keras.optimizers.Optimizer:
 
 
 def adam() -> keras.optimizers.Optimizer:
-    """Another choice: `--optimizer=adam`."""
+    """Return Adam, for `--optimizer=adam`."""
     return keras.optimizers.Adam(0.001)
 
 

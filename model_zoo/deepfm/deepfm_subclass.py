@@ -1,4 +1,4 @@
-"""DeepFM on the frappe app-usage log as a subclass of `keras.Model`, its embeddings being ordinary Keras layers."""
+"""DeepFM on the frappe app-usage log as a subclass of `keras.Model`; its embeddings are ordinary Keras layers."""
 
 import keras
 import tensorflow as tf
@@ -23,7 +23,7 @@ class CustomModel(keras.Model):
         self.deep = keras.layers.Dense(1)
 
     def call(self, ids: tf.Tensor) -> tf.Tensor:
-        """Logits [batch] of ids [batch, field]."""
+        """Return the logits [batch] for ids [batch, field]."""
         factors = self.factors(ids)
         first = tf.reduce_sum(self.weights_of_ids(ids), axis=[1, 2])
         squares = tf.square(tf.reduce_sum(factors, axis=1)) - tf.reduce_sum(tf.square(factors), axis=1)

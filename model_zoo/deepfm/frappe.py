@@ -1,4 +1,4 @@
-"""The frappe app-usage log: code that all models on it share.
+"""The frappe app-usage log: code shared by all models on it.
 
 Records are `tf.train.Example` with `feature` (10 int64 ids) and `label` (int64, 0 or 1), as made by
 `scripts/gen_dataset.py frappe`.
@@ -13,12 +13,12 @@ PARSE_BATCH = 512
 
 
 def deepfm(factors: keras.KerasTensor, weights: keras.KerasTensor, hidden: int) -> keras.KerasTensor:
-    """Logits [batch] of DeepFM: a linear term, interactions by the sum-square trick, a dense network.
+    """Return the logits [batch] of DeepFM: a linear term, interactions by the sum-square trick, a dense network.
 
     Args:
-        factors: embeddings of the ids [batch, field, dim].
-        weights: of the linear term [batch, field, 1].
-        hidden: units of the dense network.
+        factors: Embeddings of the ids [batch, field, dim].
+        weights: Weights of the linear term [batch, field, 1].
+        hidden: Units of the dense network.
 
     Source: Guo et al., arXiv:1703.04247.
     """
@@ -30,13 +30,15 @@ def deepfm(factors: keras.KerasTensor, weights: keras.KerasTensor, hidden: int) 
 
 
 def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-    """Of logits [batch], for each sample."""
+    """Return the loss of each sample for logits [batch]."""
     return tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, tf.float32), logits=predictions)
 
 
 def optimizer() -> keras.optimizers.Optimizer:
-    """No momentum: the gradients of several asynchronous workers are late, which acts as momentum of its own, and more
-    of it makes the loss swing."""
+    """Return Adam without momentum: late gradients of asynchronous workers already act like momentum.
+
+    With more of it the loss oscillates.
+    """
     return keras.optimizers.Adam(0.003, beta_1=0.0)
 
 

@@ -1,4 +1,4 @@
-"""Handwritten digits of 8 × 8 pixels (scikit-learn's): a small convolution, the smallest example of the zoo.
+"""Handwritten digits of 8 × 8 pixels (scikit-learn's) with a small convolutional network: the zoo's smallest example.
 
 Records are `tf.train.Example` with `image` (64 floats, 0 to 16) and `label` (int64), as made by
 `scripts/gen_dataset.py digits`.
@@ -30,17 +30,17 @@ def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
 
 
 def optimizer() -> keras.optimizers.Optimizer:
-    """Little momentum: the gradients of several asynchronous workers are late, which acts as momentum of its own.
+    """Return Adam with little momentum: late gradients of asynchronous workers already act like momentum.
 
-    AMSGrad and a short memory of squares bound every weight's step by 1.6 learning rates.  With Adam's own it is 16:
-    after dozens of epochs gradients are next to nothing, and the first that is not moves every weight so far that
-    late gradients amplify it.
+    AMSGrad and a short memory of squares limit the step of a weight to 1.6 learning rates.  With Adam's defaults it is
+    16: after dozens of epochs gradients are almost 0, and the first larger one moves every weight so far that late
+    gradients amplify the change.
     """
     return keras.optimizers.Adam(0.003, beta_1=0.5, beta_2=0.9, amsgrad=True)
 
 
 def feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
-    """Parses hundreds of records in one op: some twenty times as fast as one at a time."""
+    """Parse hundreds of records with one op: about twenty times as fast as single records."""
 
     def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor] | tf.Tensor:
         features = {"image": tf.io.FixedLenFeature([NUM_PIXELS], tf.float32)}

@@ -1,27 +1,28 @@
 """ImageNet with ResNet-50 (He et al. 2015, arXiv:1512.03385), version 1.5: strides in the 3 × 3 convolutions.
 
-Records are `tf.train.Example` with `image` (the bytes of a JPEG or PNG file) and `label` (int64): those of a folder
-with a directory of images for each class, as `--training_data=/data/imagenet/train` reads it, or those of RecordIO
-files made by `scripts/gen_dataset.py imagenet`.
+Records are `tf.train.Example` with `image` (the bytes of a JPEG or PNG file) and `label` (int64).  They come from a
+folder with a directory of images per class (`--training_data=/data/imagenet/train`), or from RecordIO files written by
+`scripts/gen_dataset.py imagenet`.
 """
 
 import keras
 import tensorflow as tf
 
 SIZE = 224
-SMALLEST, LARGEST = 0.08, 1.0  # shares of an image that a crop covers while training
+SMALLEST, LARGEST = 0.08, 1.0  # range of the fraction of an image that a training crop covers
 NUM_CLASSES = 1000
-MEAN = (123.7, 116.3, 103.5)  # of ImageNet's training images, by channel
+MEAN = (123.7, 116.3, 103.5)  # means of ImageNet's training images, by channel
 DEVIATION = (58.4, 57.1, 57.4)
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # channels, number of blocks
 
 
 def custom_model(num_classes: int = NUM_CLASSES, image_size: int = SIZE, width: float = 1.0) -> keras.Model:
-    """Takes images of 224 pixels.
+    """Return ResNet-50 for images of 224 × 224 pixels.
 
     Args:
-        image_size: to which they are scaled inside the model.
-        width: multiplies the channels of every layer.
+        num_classes: Number of classes.
+        image_size: Size to which images are scaled inside the model, in pixels.
+        width: Factor for the channels of every layer.
     """
     image = keras.Input((SIZE, SIZE, 3), dtype="uint8", name="image")
     x = image if image_size == SIZE else keras.layers.Resizing(image_size, image_size, dtype="float32")(image)
@@ -38,7 +39,7 @@ def custom_model(num_classes: int = NUM_CLASSES, image_size: int = SIZE, width: 
 
 
 def bottleneck(x: keras.KerasTensor, channels: int, stride: int) -> keras.KerasTensor:
-    """Narrowed, convolved, widened; beside a shortcut, which is projected where the shape changes."""
+    """Return a bottleneck block: 1 × 1, 3 × 3, 1 × 1 convolutions plus a shortcut, projected if the shape changes."""
     shortcut = x
     if stride > 1 or x.shape[-1] != 4 * channels:
         shortcut = convolved(x, 4 * channels, 1, stride)
@@ -51,7 +52,7 @@ def bottleneck(x: keras.KerasTensor, channels: int, stride: int) -> keras.KerasT
 def convolved(
     x: keras.KerasTensor, channels: int, size: int, stride: int, first_scale: str = "ones"
 ) -> keras.KerasTensor:
-    """A convolution and batch normalisation; a block whose last scale begins with zeros begins as its shortcut."""
+    """Return a convolution with batch normalisation; with an initial scale of zeros a block equals its shortcut."""
     x = keras.layers.Conv2D(
         channels, size, stride, padding="same", use_bias=False, kernel_initializer="he_normal",
         kernel_regularizer=keras.regularizers.L2(5e-5),
@@ -65,13 +66,13 @@ def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
 
 
 def optimizer() -> keras.optimizers.Optimizer:
-    """For minibatches of 256 over all workers: the rate falls over 90 epochs of 1.28 million images."""
+    """Return SGD for 256 images per step over all workers; the rate decays over 90 epochs of 1.28 million images."""
     rate = keras.optimizers.schedules.CosineDecay(0.1, 450_000)
     return keras.optimizers.SGD(rate, momentum=0.9, nesterov=True)
 
 
 def feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Dataset:
-    """Crops at random while training, the middle otherwise."""
+    """Parse records; crop images randomly for training, otherwise to the middle."""
 
     def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         features = {"image": tf.io.FixedLenFeature([], tf.string)}
@@ -90,14 +91,14 @@ def feed(dataset: tf.data.Dataset, mode: str, metadata: object) -> tf.data.Datas
 
     if mode != "training":
         return dataset.map(sample, num_parallel_calls=tf.data.AUTOTUNE)
-    # A shuffle depends on epoch and task alone, and so do the crops that its numbers lead to.
+    # The shuffle depends only on epoch and task, and so do the crops, with seeds from it.
     numbers = tf.data.Dataset.range(1 << 30).shuffle(1024)
     dataset = tf.data.Dataset.zip((dataset.shuffle(1024), numbers))
     return dataset.map(training_sample, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def random_crop(file: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """A part of an image of at least 8 %, every other one mirrored."""
+    """Return a random part of an image, at least 8 % of its area, mirrored with probability 1/2."""
     image = decoded(file)
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         tf.shape(image), tf.zeros([0, 0, 4]), seed, 0.1, (3 / 4, 4 / 3), (SMALLEST, LARGEST), 10, True
@@ -107,7 +108,7 @@ def random_crop(file: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def middle(file: tf.Tensor) -> tf.Tensor:
-    """The largest square of an image, without a margin of an eighth."""
+    """Return the largest central square of an image, without a margin of one eighth."""
     image = decoded(file)
     shape = tf.shape(image)
     side = tf.cast(tf.cast(tf.minimum(shape[0], shape[1]), tf.float32) * 0.875, tf.int32)

@@ -1,4 +1,4 @@
-"""MNIST: code that all models on it share.
+"""MNIST: code shared by all models on it.
 
 Records are `tf.train.Example` with `image` (784 floats, 0 to 255) and `label` (int64), as made by
 `scripts/gen_dataset.py mnist`.
@@ -18,7 +18,7 @@ def loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
 
 
 def optimizer() -> keras.optimizers.Optimizer:
-    """Little momentum: the gradients of several asynchronous workers are late, which acts as momentum of its own."""
+    """Return Adam with little momentum: late gradients of asynchronous workers already act like momentum."""
     return keras.optimizers.Adam(0.002, beta_1=0.5)
 
 

@@ -45,7 +45,7 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def feed(records: list[bytes], mode: str, metadata: object) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Parses the records of a task together: a thousand times as fast as pixel by pixel."""
+    """Parse the records of a task together: a thousand times as fast as pixel by pixel."""
     if mode == "prediction":
         return torch.from_numpy(parse_examples(records, {"image": (1, 28, 28)})["image"])
     columns = parse_examples(records, {"image": (1, 28, 28), "label": ()})

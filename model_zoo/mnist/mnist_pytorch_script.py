@@ -1,10 +1,10 @@
-"""MNIST with a training script of one's own: the lines that make it elastic are marked.
+"""MNIST with a custom training script: numbered comments mark the lines that make it elastic.
 
     elasticdl train --job_command="python mnist/mnist_pytorch_script.py --training_data=… --validation_data=…" \\
         --distribution_strategy=AllReduceStrategy …
     python mnist/mnist_pytorch_script.py --training_data=… --validation_data=…
 
-Records are as in mnist_pytorch.py, whose model it trains.
+It trains the model of mnist_pytorch.py, with the same records.
 """
 
 import argparse
