@@ -48,7 +48,7 @@ RUNNING_S = 60.0
 
 
 def of_a_job(space: Space, number: int) -> dict[str, float]:
-    """The seconds from the call to the script's first line and to its first step."""
+    """Return the seconds from the call to the script's first line and to its first step."""
     directory = space.directory / "code"
     directory.mkdir(exist_ok=True)
     (directory / "train.py").write_text(SCRIPT.replace("CHANGED", str(number)))
@@ -67,7 +67,7 @@ def of_a_job(space: Space, number: int) -> dict[str, float]:
 
 
 def of_a_bare_pod(space: Space, number: int) -> float:
-    """The seconds from `kubectl run` to the first line of Python in the pod."""
+    """Return the seconds from `kubectl run` to the first line of Python in the pod."""
     name, in_namespace = f"bare-{number}", ("-n", space.namespace)
     began = time.time()
     kubectl(

@@ -117,7 +117,7 @@ def train(subject: Subject, directory: Path, data: Path, workers: str, seed: int
 
 
 def _scale(job_dir: Path, number: int) -> bool:
-    """Whether the number was changed; a job that has just ended cannot be scaled."""
+    """Return whether the number was changed; a job that has just ended cannot be scaled."""
     argv = [sys.executable, "-m", "elasticdl_client.main", "scale", JOB, f"--job_dir={job_dir}"]
     return subprocess.run([*argv, f"--num_workers={number}"], cwd=ROOT, capture_output=True).returncode == 0
 

@@ -54,23 +54,23 @@ class Interval:
     ended: float
 
     def within(self, began: float, ended: float) -> float:
-        """The seconds of it that lie in a span."""
+        """Return the seconds of this interval between two moments."""
         return max(0.0, min(self.ended, ended) - max(self.began, began))
 
 
 def share_used(used: Sequence[Interval], places: int, began: float, ended: float) -> float:
-    """The part of some places' time, between two moments, in which they were used."""
+    """Return the share of the places' time between two moments in which they were used."""
     return sum(one.within(began, ended) for one in used) / (places * (ended - began))
 
 
 def ideal_end(work_s: Sequence[float], starts: Sequence[float], workers: int, places: int) -> float:
-    """When two jobs end whose workers compute from the moment there is a place, the first job's first.
+    """Return when two jobs end if their workers compute as soon as a place is free, the first job's first.
 
     Args:
-        work_s: of each job, in seconds of one place.
-        starts: when each is submitted; the second not before the first.
-        workers: of each job, at most.
-        places: for workers of both.
+        work_s: Work of each job, in seconds of one place.
+        starts: When each job is submitted; the second not before the first.
+        workers: Maximum number of workers of each job.
+        places: Number of places that both share.
     """
     first_ends = starts[0] + work_s[0] / workers
     beside = min(workers, places - workers)
@@ -90,7 +90,7 @@ class Panel:
     ended: float
 
     def share(self) -> float:
-        """The part of all places' time in which they were used."""
+        """Return the share of the places' time in which they were used."""
         every = [one for intervals in self.used.values() for one in intervals]
         return share_used(every, PLACES, self.began, self.ended)
 
@@ -154,11 +154,11 @@ class Submitted:
         wait_until(f"{number} workers", lambda: len(self.computed()) >= number, 120, self.job.story)
 
     def began(self) -> float:
-        """When its first worker began to compute."""
+        """Return when its first worker began to compute."""
         return min(one.began for one in self.computed())
 
     def computed(self) -> list[Interval]:
-        """One for each worker that has trained something yet, the first one first."""
+        """Return an interval for each worker that has trained something so far, the first worker first."""
         logs = sorted(self.job.recorder.directory.glob(f"{self.job.worker(0).removesuffix('0')}*.log"))
         found = []
         for log in logs:
@@ -175,7 +175,7 @@ Found = tuple[dict[str, float], list[Panel]]
 
 
 def two_jobs(space: Space, epochs: int) -> Found:
-    """The figures of both ways to schedule the same two jobs."""
+    """Return the figures of both ways to schedule the same two jobs."""
     say("elastic: the second job begins with the places that are free")
     first = Submitted(space, "first", epochs, num_workers=WORKERS)
     stay_so_for(SECOND_AFTER_S)
@@ -218,7 +218,7 @@ class Service:
         self._used: dict[str, Interval] = {}
 
     def look(self) -> int:
-        """How many of its pods run."""
+        """Return how many of its pods run."""
         now = time.time()
         pods = [PodView.of(pod) for pod in list_pods(self._space.namespace, "app=tenant")]
         running = [pod.uid for pod in pods if pod.running]
@@ -234,7 +234,7 @@ class Service:
 
 
 def service(space: Space, phase_s: float) -> Found:
-    """The figures of a job that fills what a service leaves."""
+    """Return the figures of a job that fills the places that a service leaves free."""
     job = Submitted(
         space,
         "filler",

@@ -32,7 +32,7 @@ WAIT_S = 300.0
 
 
 def make_data(directory: Path) -> Path:
-    """The records as RecordIO."""
+    """Write the records as RecordIO; return the directory."""
     output = directory / "frappe"
     if not output.exists():
         argv = [sys.executable, str(ROOT / "scripts" / "gen_dataset.py"), "frappe", f"--source={SOURCE}"]
@@ -41,7 +41,7 @@ def make_data(directory: Path) -> Path:
 
 
 def job_flags(data: Path, epochs: int) -> dict[str, object]:
-    """The flags of a job on the records, but for its number of workers."""
+    """Return the flags of a job on the records, without its number of workers."""
     return {
         "job_name": "frappe",
         "model_zoo": ROOT / "model_zoo",
@@ -56,7 +56,7 @@ def job_flags(data: Path, epochs: int) -> dict[str, object]:
 
 
 def our_job(directory: Path, data: Path, epochs: int, more: Mapping[str, object]) -> dict[str, float]:
-    """Runs the job: wall seconds, AUC, and the times of events."""
+    """Run the job; return its wall seconds, AUC, and the times of events."""
     job_dir = directory / "job"
     flags = {**job_flags(data, epochs), "num_workers": 4, **more}
     began = time.time()
@@ -97,7 +97,7 @@ def _seconds(line: str) -> float:
 
 
 def plain_keras(data: Path, epochs: int, minibatch: int) -> dict[str, float]:
-    """One process of plain Keras: wall seconds from the command to its exit, AUC."""
+    """Run one process of plain Keras; return the wall seconds from the command to its exit, and the AUC."""
     argv = [sys.executable, "-m", "benchmarks.peers.frappe_fit", str(data / "train"), str(data / "validation")]
     began = time.perf_counter()
     done = subprocess.run(

@@ -138,7 +138,7 @@ class Pair:
         return (self.cpu_s() - before) / count * 1e6
 
     def turn(self, call: str, count: int, is_gated_first: bool) -> tuple[float, float]:
-        """The cost with the gate and without it, one right after the other."""
+        """Measure the cost with the gate and without it, one right after the other; return both."""
         if is_gated_first:
             return self.cost_us(self.gated, call, count), self.cost_us(self.plain, call, count)
         plain = self.cost_us(self.plain, call, count)

@@ -147,7 +147,7 @@ class Contest:
         return {"job_command": shlex.join(argv)}
 
     def _script(self, kind: str, name: str) -> list[str]:
-        """The command line of a loop."""
+        """Return the command line of a loop."""
         given = "slices" if name == "slices" else {"raw": "samples", "jpeg": "jpeg"}[kind]
         argv = [sys.executable, "-m", "benchmarks.peers.image_loop", f"{self._data[kind]}/data-00000"]
         argv += [f"--model={self._size.model}", f"--batch={self._size.batch}", f"--input={given}"]

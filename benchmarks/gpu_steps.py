@@ -64,7 +64,7 @@ class Workload:
         return Computation(Precision.BF16, channels_last=True) if self.autocasts else Computation()
 
     def definition(self) -> ModelDefinition:
-        """The module of benchmarks/zoo."""
+        """Return the module of benchmarks/zoo."""
         return load(str(ROOT / "benchmarks"), f"zoo.{self.network.model}", None, {}, required=("feed",))
 
     def images(self) -> tuple[Any, Any]:
@@ -134,7 +134,7 @@ def _batches(framework: TorchFramework, workload: Workload) -> list[Batch]:
 
 
 def _script(workload: Workload, device: str) -> Iterator[None]:
-    """A script that gives way after every batch; its batches are slices of tensors on the device."""
+    """Run a script that yields after every batch; its batches are slices of tensors on the device."""
     training = PlainTraining.of(workload.definition(), device, workload.autocasts)
     images, labels = (torch.from_numpy(array).to(device) for array in workload.images())
     state = [training.module, training.optimizer]

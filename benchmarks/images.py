@@ -23,7 +23,7 @@ def random_images(number: int, shape: tuple[int, ...]) -> tuple[NDArray[np.float
 
 
 def write_images(directory: Path, number: int, shape: tuple[int, ...]) -> Path:
-    """The same as `tf.train.Example` with `image` and `label`; returns the directory."""
+    """Write the images of `random_images` as `tf.train.Example` with `image` and `label`; return the directory."""
     write_records(directory, image_records(*random_images(number, shape)))
     return directory
 

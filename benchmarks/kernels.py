@@ -52,7 +52,7 @@ def best_ns_per_row(functions: list[Callable[[], object]], num_rows: int, rounds
 
 
 def filled_table(num_rows: int, dim: int, rule: str) -> tuple[_native.Table, Figures]:
-    """A table of the ids 0 … num_rows - 1; nanoseconds for each row that was made, and bytes of each."""
+    """Make a table of the ids 0 … num_rows - 1; return the nanoseconds and the bytes of each row."""
     initializer = _native.Initializer("uniform", 1, -0.05, 0.05)
     optimizer = _native.Optimizer(KINDS[rule], {})
     table = _native.Table(dim, initializer, optimizer, RULES[rule][1], _native.Constraint())

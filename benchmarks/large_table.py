@@ -62,7 +62,7 @@ class Pushes:
 
 
 def fill(client: PsClient, rows: int) -> float:
-    """Creates all rows by pulling them; rows per second."""
+    """Create all rows by pulling them; return rows per second."""
     began = time.perf_counter()
     for start in range(0, rows, INSERT):
         client.exchange(None, Pull(dense=False, ids={TABLE.name: np.arange(start, min(rows, start + INSERT))}))
@@ -90,7 +90,7 @@ def speed(client: PsClient, rows: int, seconds: float) -> dict[str, float]:
 
 
 def saving(ps: LonePs, client: PsClient, rows: int, place: Path) -> Iterator[tuple[str, float]]:
-    """A checkpoint during pushes: its seconds and size, and how long pushes took before and meanwhile."""
+    """Write a checkpoint during pushes; yield its seconds and size, and the times of pushes before and meanwhile."""
     pushes = Pushes(client, rows, 5_121)
     before = [pushes.one() for _ in range(200)]
     saved: list[float] = []

@@ -38,7 +38,7 @@ FULL = Size(records=1_000_000, epochs=2, peer_seconds=30)
 
 
 def make_data(directory: Path, records: int) -> tuple[Path, Path]:
-    """The click log as RecordIO, and the same records as TFRecord."""
+    """Write the click log as RecordIO and as TFRecord; return both directories."""
     recordio, tfrecord = directory / "recordio", directory / "tfrecord"
     command = [sys.executable, str(ROOT / "scripts" / "gen_dataset.py"), "clicks", "--output", str(recordio)]
     sizes = ["--num_records", str(records), "--records_per_shard", str(RECORDS_PER_SHARD)]
@@ -58,7 +58,7 @@ def peer(name: str, tfrecord: Path, seconds: float) -> float:
 
 
 def our_job(directory: Path, recordio: Path, epochs: int) -> dict[str, float]:
-    """Runs the job; samples per second in the steady state and over the whole run of the command."""
+    """Run the job; return samples per second in the steady state and over the whole run of the command."""
     job_dir = directory / "job"
     flags = {
         "job_name": "local-train-benchmark",
@@ -89,7 +89,7 @@ def our_job(directory: Path, recordio: Path, epochs: int) -> dict[str, float]:
 
 
 def _steady(points: list[tuple[float, int]], total: int) -> float:
-    """The rate between the first point after a tenth of the records and the last one before the end."""
+    """Return the rate between the first point after a tenth of the records and the last one before the end."""
     inside = [point for point in points if total / 10 <= point[1] < total]
     if len(inside) < 2:
         raise SystemExit("the job was over too soon for a steady state: give it more records")

@@ -71,7 +71,7 @@ class LonePs:
         return tuple(int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
 
     def save(self, checkpoint_dir: Path, version: int) -> Path:
-        """A checkpoint, manifest and all."""
+        """Write a checkpoint with its manifest."""
         directory = versions.begin(checkpoint_dir, version)
         stub = pb_grpc.ParameterServerStub(connect(self.partition.ps[0].address, TOKEN))  # type: ignore[no-untyped-call]
         request = pb.SaveCheckpointRequest(generation=1, incarnation=1, directory=str(directory), num_ps=1)

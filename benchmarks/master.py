@@ -93,7 +93,7 @@ class Scene:
         return self.directory / "committed"
 
     def make(self) -> None:
-        """Writes all that the processes read."""
+        """Write all files that the processes read."""
         zoo, data = self.directory / "zoo", self.directory / "data"
         for made in (self.job_dir, zoo, data):
             made.mkdir()
@@ -148,7 +148,7 @@ class Measured:
         return int(fields["VmRSS"].split()[0]) / 1024, int(fields["Threads"])
 
     def check(self) -> None:
-        """Raises an error if it has ended."""
+        """Raise an error if the process has ended."""
         if self.process.poll() is not None:
             log = (self._scene.job_dir / "master.log").read_text(errors="replace")[-3000:]
             raise BenchmarkError(f"the master has ended\n{log}")
@@ -173,7 +173,7 @@ class Clients:
         ]
 
     def ask(self, command: str) -> list[Any]:
-        """The answers of all."""
+        """Send a command to all processes; return their answers."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{command}\n")
@@ -192,7 +192,7 @@ class Clients:
         return sum(map(_cpu_s, self._processes))
 
     def num_registered(self, generation: int) -> int:
-        """How many know this generation of the master, or a later one."""
+        """Return how many clients know this generation of the master, or a later one."""
         return sum(known >= generation for found in self.ask("generations") for known in found)
 
     def tally(self) -> tuple[Counter[str], list[float], list[float], int, int]:
@@ -275,7 +275,7 @@ class StillPs(pb_grpc.ParameterServerServicer):  # type: ignore[misc]
 
 
 def wait_until(condition: Callable[[], object], what: str, master: Measured) -> float:
-    """Waits for a condition; for how many seconds."""
+    """Wait for a condition; return the seconds that it took."""
     began = time.perf_counter()
     pause = threading.Event()
     while not condition():
@@ -317,7 +317,7 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 def _journal(scene: Scene) -> tuple[int, int, int]:
-    """Writes, bytes, and bytes of the newest, of the present generation."""
+    """Return the number of writes, their bytes, and the bytes of the newest, in the current generation."""
     text = (scene.job_dir / JOURNAL_BYTES).read_text()
     writes, size, newest = json.loads(text)
     return writes, size, newest
@@ -405,7 +405,7 @@ def _wait_for_status(scene: Scene, master: Measured) -> None:
 
 
 def measure_peer(scene: Scene, seconds: float) -> dict[str, Any]:
-    """The same calls to an empty servicer."""
+    """Measure the same calls to an empty servicer."""
     with running(scene, "--peer") as (lives, clients, _):
         beats = measure_for(seconds, lives[0], clients)
         clients.ask("train")
@@ -414,7 +414,7 @@ def measure_peer(scene: Scene, seconds: float) -> dict[str, Any]:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The master and its peer, one after the other."""
+    """Measure the master and its peer, one after the other."""
     found: dict[str, Any] = {}
     num_workers, seconds, step_s = arguments.workers, arguments.seconds, arguments.step_seconds
     num_tasks = int(num_workers / step_s / PER_TASK * (2 * seconds + 30)) + num_workers

@@ -89,7 +89,7 @@ class AioWorker:
         self.may_train = asyncio.Event()
 
     async def live(self) -> None:
-        """Runs until the process ends."""
+        """Run until the process ends."""
         await self.register()
         await asyncio.gather(self._beat(), self._draw(), self._train())
 
@@ -217,7 +217,7 @@ class AioWorker:
                 raise SystemExit(f"worker {self._id} has lost lease {lease}")
 
     def _may_have_ended(self, lease: int) -> bool:
-        """Whether a master that was killed may have noted the end of a task and not answered."""
+        """Return whether a master that was killed may have noted the end of a task and not answered."""
         shard = self._leases[lease].shard
         return lease >> 32 < self.generation and len(self._held[lease]) == shard.end - shard.start
 
@@ -267,7 +267,7 @@ class AioWorker:
             due = await self._train_task(lease, max(due, time.perf_counter()))
 
     async def _train_task(self, lease: pb.Lease, due: float) -> float:
-        """Takes one minibatch after another of a task; when the next one is due."""
+        """Take one minibatch after another of a task; return when the next one is due."""
         done = self._held[lease.id]
         size = lease.shard.end - lease.shard.start
         num_told = len(done)
@@ -308,7 +308,7 @@ class AioWorker:
 
 
 async def serve(port: int, first: int, end: int, step_s: float, committed_file: Path) -> None:
-    """Runs the workers and does what standard input says until it ends."""
+    """Run the workers and execute the commands of standard input until it ends."""
     committed = os.open(committed_file, os.O_RDWR)
     tally = Tally()
     workers = [AioWorker(f"127.0.0.1:{port}", n, step_s, committed, tally) for n in range(first, end)]

@@ -143,7 +143,7 @@ class BareGate(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 def serve_peer(port: int, servicer: EmptyMaster) -> None:
-    """Runs the peer until the process is killed."""
+    """Run the peer until the process is killed."""
     found = read_certificate()
     assert found is not None
     credentials = grpc.ssl_server_credentials([(found.key, found.certificate)], found.authority, True)

@@ -38,7 +38,7 @@ class Point:
 
 
 def command(job_dir: Path, flags: Mapping[str, object]) -> list[str]:
-    """The command line of a job."""
+    """Return the command line of a job."""
     argv = [sys.executable, "-m", "elasticdl_client.main", "train", "--runtime=local", f"--job_dir={job_dir}"]
     return argv + [f"--{name}={value}" for name, value in flags.items()]
 
@@ -71,13 +71,13 @@ def read_status(job_dir: Path) -> JobStatus | None:
 
 
 def story(job_dir: Path) -> str:
-    """The ends of what the client and the pods printed."""
+    """Return the last lines of the client and of the pods."""
     files = [job_dir.parent / f"{job_dir.name}.out", *sorted((job_dir / "logs").glob("*.log"))]
     return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-2000:]}" for file in files if file.exists())
 
 
 def steady_rate(job_dir: Path, flags: Mapping[str, object], warm_up_s: float, seconds: float) -> float:
-    """Records per second of an endless job, after `warm_up_s` of committing records."""
+    """Return records per second of an endless job, after `warm_up_s` of committing records."""
     pause = threading.Event()
     with running_job(job_dir, {**flags, "num_epochs": 0}) as job:
         deadline = time.monotonic() + START_S

@@ -37,7 +37,7 @@ def cpu_seconds(function: Callable[[], object]) -> float:
 
 
 def write(directory: Path, num_rows: int) -> dict[str, str]:
-    """The same rows in every format; where each is."""
+    """Write the same rows in every format; return the path of each."""
     random = np.random.default_rng(1)
     floats = {f"f{i}": random.normal(size=num_rows) for i in range(6)}
     numbers = {f"n{i}": random.integers(0, 10 ** (2 * i + 1), num_rows) for i in range(4)}
@@ -83,7 +83,7 @@ def scan_with_pyarrow(path: str) -> int:
 
 
 def scan_columns_with_pyarrow(path: str) -> int:
-    """The same rows, left as Arrow's columns."""
+    """Return the same rows as Arrow columns."""
     return sum(batch.num_rows for batch in pq.ParquetFile(path).iter_batches(TASK_RECORDS, use_threads=False))
 
 

@@ -35,7 +35,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def write_files(directory: Path, num_records: int) -> dict[str, float]:
-    """Writes the same records, equally long and of varying length, in all formats; returns records per second."""
+    """Write the same records, equally long and of varying length, in all formats; return records per second."""
     generator = random.Random(1)
     pool = generator.randbytes(1 << 20)
     starts = [generator.randrange(len(pool) - 2 * RECORD_SIZE_BYTES) for _ in range(num_records)]
@@ -62,7 +62,7 @@ def write_files(directory: Path, num_records: int) -> dict[str, float]:
 
 
 def scan_recordio(path: Path) -> int:
-    """Reads a file in lists of 512 records, its index included; returns the number of records."""
+    """Read a file in lists of 512 records, its index included; return the number of records."""
     total = 0
     with RecordIOFile(str(path)) as file:
         for start in range(0, len(file), BATCH_SIZE):

@@ -80,19 +80,19 @@ class Contestant(Protocol):
         ...
 
     def check(self) -> None:
-        """Raises BenchmarkError if it has ended."""
+        """Raise BenchmarkError if a process has ended."""
         ...
 
     def story(self) -> str:
-        """The end of what they have printed."""
+        """Return the last part of the output of the processes."""
         ...
 
     def has_gone_on(self, old: Steps, now: Steps, victim: int) -> float | None:
-        """When the others had done a step without the victim; None: not yet."""
+        """Return when the others had done a step without the victim; None: not yet."""
         ...
 
     def are_all_again(self, old: Steps, now: Steps, victim: int) -> float | None:
-        """When all had done a step together again; None: not yet."""
+        """Return when all had done a step together again; None: not yet."""
         ...
 
 
@@ -188,7 +188,7 @@ def last_step(steps: np.ndarray) -> int:
 
 
 def done_at(steps: np.ndarray, number: int) -> float | None:
-    """When a process had done the first step of that number or a later one."""
+    """Return when a process had done the first step of that number or a later one."""
     found = np.flatnonzero(steps["step"] >= number)
     return float(steps["at"][found[0]]) if len(found) else None
 
@@ -223,7 +223,7 @@ def await_quiet(contestant: Contestant, directory: Path) -> list[int]:
 
 
 def recover(contestant: Contestant, directory: Path, place: int, number: signal.Signals) -> Recovery:
-    """Sends a signal to the process at a place, and waits until all is well again."""
+    """Send a signal to the process at a place, and wait until all has recovered."""
     victim = await_quiet(contestant, directory)[place]
     current = set(contestant.pids())
     old = {pid: steps for pid, steps in read_steps(directory).items() if pid in current}

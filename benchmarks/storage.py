@@ -53,10 +53,10 @@ class Bucket(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
     def do_PUT(self) -> None:
-        """Takes a file."""
+        """Take a file."""
         content = self.rfile.read(int(self.headers["Content-Length"]))
         path = Path(self._file[1])
         path.parent.mkdir(exist_ok=True)
@@ -64,12 +64,12 @@ class Bucket(BaseHTTPRequestHandler):
         self._head(200, 0, {})
 
     def do_HEAD(self) -> None:
-        """Says how large a file is."""
+        """Answer with the size of a file."""
         path = Path(self._file[1])
         self._head(200 if path.is_file() else 404, path.stat().st_size if path.is_file() else 0, {"ETag": '"1"'})
 
     def do_GET(self) -> None:
-        """Gives a range of a file; lists nothing."""
+        """Answer with a range of a file; list nothing."""
         if "list-type" in self.path:
             nothing = b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>"
             self._head(200, len(nothing), {"Content-Type": "application/xml"})
@@ -102,7 +102,7 @@ class Bucket(BaseHTTPRequestHandler):
 
 
 def serve() -> None:
-    """Prints the port, and serves until standard input ends."""
+    """Print the port, and serve until standard input ends."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Bucket) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print(server.server_address[1], flush=True)

@@ -89,7 +89,7 @@ def serve_ps(by_tcp: bool = False, encrypts: bool = False) -> None:
 
 
 def serve_tcp() -> None:
-    """Answers each request of the size agreed on with as many bytes as agreed on; prints its port."""
+    """Answer each request, of a fixed size, with a fixed number of bytes; print the port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         print(listening.getsockname()[1], flush=True)
         connection, _ = listening.accept()
@@ -104,7 +104,7 @@ def serve_tcp() -> None:
 
 
 def receive(connection: socket.socket, into: memoryview) -> bool:
-    """Fills `into`; False: the other end is gone."""
+    """Fill `into`; return False if the other end has closed."""
     place = 0
     while place < len(into):
         count = connection.recv_into(into[place:])
@@ -242,7 +242,7 @@ def control_call(directory: Path | None) -> Iterator[Callable[[int], object]]:
 
 
 def measure_control(seconds: float, rounds: int) -> dict[str, float]:
-    """Calls per second of one caller, without and with TLS."""
+    """Return calls per second of one caller, without and with TLS."""
     with tempfile.TemporaryDirectory() as directory, control_call(None) as clear, control_call(Path(directory)) as tls:
         turns = [(rate_of(clear, seconds), rate_of(tls, seconds)) for _ in range(rounds)]
     return {
@@ -253,7 +253,7 @@ def measure_control(seconds: float, rounds: int) -> dict[str, float]:
 
 
 def fill(ps: PsClient) -> None:
-    """Creates all rows."""
+    """Create all rows."""
     for ids in np.array_split(np.arange(NUM_ROWS, dtype=np.int64), 50):
         ps.exchange(None, Pull(dense=False, ids={TABLE.name: ids}))
 

@@ -21,7 +21,7 @@ _BACKDATED = datetime.timedelta(days=1)  # clocks of nodes may be behind this ma
 
 
 def make_certificate() -> dict[str, str]:
-    """The files of a new certificate, as PEM by name: the authority's and the pods' certificate, and its key.
+    """Return the files of a new certificate, as PEM by name: the authority's and the pods' certificate, and its key.
 
     Raises:
         JobError: the package for it is not installed.

@@ -58,7 +58,7 @@ def check_symbol(name: str) -> str:
 
 
 def check_columns(text: str) -> str:
-    """Names separated by commas, each once."""
+    """Check names separated by commas, each given once."""
     names = [name.strip() for name in text.split(",")] if text else []
     if not all(names):
         return "has an empty name; write name,name2"

@@ -81,7 +81,7 @@ autoload -U +X bashcompinit && bashcompinit
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Prints the script for a shell; the exit code.
+    """Print the script for a shell; return the exit code.
 
     Raises:
         FlagError: not one of the shells.
@@ -97,7 +97,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def print_jobs(words: Sequence[str], most_s: float = MOST_S) -> int:
-    """Print the names of jobs, one a line, those of this machine first; the exit code, 0 also without an answer.
+    """Print the names of jobs, one per line, local ones first; return the exit code: 0, even if no store answers.
 
     Args:
         words: of the command line so far, as a shell splits them; of its flags those count that say where jobs are.
@@ -127,7 +127,7 @@ def print_jobs(words: Sequence[str], most_s: float = MOST_S) -> int:
 
 
 def _where(words: Sequence[str]) -> dict[str, str]:
-    """The flags among some words that say where jobs are; bash makes words of equals signs."""
+    """Return the flags of a command line that say where jobs are; bash splits words at equals signs."""
     found, rest = dict[str, str](), "\n".join(words).replace("\n=\n", "=").split("\n")
     for word, following in zip(rest, [*rest[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
@@ -138,7 +138,7 @@ def _where(words: Sequence[str]) -> dict[str, str]:
 
 
 def flags_of(command: str) -> Flags:
-    """The flags of a command, with the values that they may have."""
+    """Return the flags of a command, with the values that they may have."""
     if command in JOBS:
         options = dict.fromkeys(run_script.OPTIONS, _BOOLEAN) if command == RUN else {}
         return options | {name: _values(field.default) for name, field in flag_fields(command).items()}
@@ -171,7 +171,7 @@ def _words(command: str) -> tuple[str, ...]:
 
 
 def _bash() -> str:
-    """A word that is whole ends with a space, a flag that wants a value with an equals sign."""
+    """Return the bash script: it ends a complete word with a space, and a flag that takes a value with `=`."""
     flags, values = [], []
     for command in COMMANDS:
         of_command = flags_of(command)

@@ -38,7 +38,7 @@ _EXAMPLES = {
 
 
 def check(spec: JobSpec) -> None:
-    """Checks a whole specification.
+    """Check a whole specification.
 
     Raises:
         FlagError: the first thing that does not fit.

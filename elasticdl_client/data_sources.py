@@ -57,7 +57,7 @@ _ENDINGS = {
 
 
 def split_sources(origin: str) -> list[str]:
-    """The sources of a list separated by commas; a path or pattern that exists as it is may hold commas."""
+    """Return the sources of a list separated by commas; an existing path or pattern may hold commas."""
     if "," not in origin or os.path.exists(origin) or (glob.has_magic(origin) and glob.glob(origin, recursive=True)):
         return [origin]
     return [part.strip() for part in origin.split(",") if part.strip()]
@@ -88,7 +88,7 @@ def _has_hidden_part(parts: Sequence[str], named: Sequence[str]) -> bool:
 
 
 def is_hidden(name: str, patterns: Iterable[str] = ()) -> bool:
-    """Whether a name begins with a dot or an underscore, and no pattern means it.
+    """Return whether a name begins with a dot or an underscore and was not requested by a pattern.
 
     Args:
         patterns: of names: `_*` and `[_]a` mean hidden ones, `*`, `[!a]*` and `[A-z]*` do not.
@@ -107,7 +107,7 @@ def _first_letters(pattern: str) -> str:
 
 
 def split_columns(text: str) -> tuple[str, ...]:
-    """The names of `--columns`."""
+    """Return the names of `--columns`."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -128,7 +128,7 @@ def names_in_header(fields: Iterable[str], path: str) -> tuple[str, ...]:
 
 
 def is_url(source: str) -> bool:
-    """Whether a source is a database.
+    """Return whether a source is a database.
 
     Raises:
         DataError: it is a URL of a kind that is neither a database nor storage.
@@ -146,13 +146,13 @@ def is_url(source: str) -> bool:
 
 
 def is_table(place: str) -> bool:
-    """Whether a name of data or of outputs is the URL of a database."""
+    """Return whether a name of data or of outputs is the URL of a database."""
     scheme, mark, _ = place.partition("://")
     return bool(mark) and scheme.lower().partition("+")[0] in SQL_SCHEMES
 
 
 def type_by_ending(paths: Iterable[str]) -> str:
-    """The kind of reader for files of these names."""
+    """Return the kind of reader for files of these names."""
     kinds = {_type_of(os.path.basename(_without_query(path)).lower()) for path in paths}
     return kinds.pop() if len(kinds) == 1 else "RecordIO"
 
@@ -168,7 +168,7 @@ def _type_of(name: str) -> str:
 
 
 def known_type(reader_type: object) -> str:
-    """The kind that `reader_type` of `--data_reader_params` names.
+    """Return the kind that `reader_type` of `--data_reader_params` names.
 
     Raises:
         DataError: there is none of that name.
@@ -183,7 +183,7 @@ def known_type(reader_type: object) -> str:
 
 
 def check_kind_of_storage(reader_type: str, source: str) -> None:
-    """Checks that a kind of reader reads from where a source is.
+    """Check that a kind of reader can read a source.
 
     Raises:
         DataError: it reads mounted directories alone.
@@ -196,7 +196,7 @@ def check_kind_of_storage(reader_type: str, source: str) -> None:
 
 
 def check_params(reader_type: str, params: Iterable[str], where: str) -> None:
-    """Checks the names of `--data_reader_params`, `reader_type` excepted.
+    """Check the names of `--data_reader_params`, `reader_type` excepted.
 
     Raises:
         DataError: one that this kind of reader does not know.

@@ -97,7 +97,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _request(url: str) -> tuple[str, dict[str, str]]:
-    """The URL without user and password, and the headers, which have them."""
+    """Return the URL without user and password, and the headers that carry them."""
     headers = {"Content-Type": "application/json", "User-Agent": "elasticdl"}
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")

@@ -93,4 +93,4 @@ class JobFailed(JobError):
 
 
 class ImageError(ElasticDLError):
-    """Something of the world refused: the engine, the builder, the registry, the disk; not a mistake in a flag."""
+    """The container engine, the builder, the registry or the disk has failed; no flag is wrong."""

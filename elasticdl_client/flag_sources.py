@@ -60,14 +60,14 @@ class GivenFlags:
         return self.origins.get(name) == f"{PREFIX}{name.upper()}"
 
     def located(self, error: FlagError) -> FlagError:
-        """The same error, with the file or variable that its flag comes from."""
+        """Return the same error with the file or variable that sets the flag."""
         flag = re.search(r"--(\w+)", error.what)
         origin = self.origins.get(flag[1]) if flag else None
         return FlagError(f"{origin}: {error.what}", error.hint) if origin else error
 
 
 def gather(job_type: str, arguments: Sequence[str], environment: Mapping[str, str]) -> GivenFlags:
-    """The flags of a job from all sources.
+    """Return the flags of a job from all sources.
 
     Args:
         arguments: of the command line, after the command.
@@ -107,7 +107,7 @@ def _notes_on_slips(environment: Mapping[str, str], variables: Collection[str]) 
 
 
 def _split_file(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The file of -f, empty if there is none, and the other arguments."""
+    """Return the file of -f, empty if there is none, and the other arguments."""
     path, rest, remaining = "", [], iter(arguments)
     for argument in remaining:
         name, equals, value = argument.partition("=")
@@ -159,7 +159,7 @@ def _texts(mapping: Any) -> dict[str, str]:
 
 
 def _repeated(mapping: Any) -> str:
-    """The first flag that a mapping has twice, of which its value shows one; empty: none."""
+    """Return the first flag that a mapping has twice, though its value shows one; empty: none."""
     keys = [key.value.replace("-", "_") for key, _ in mapping.value]
     return next((name for number, name in enumerate(keys) if name in keys[:number]), "")
 
@@ -266,7 +266,7 @@ def _zoo(values: Mapping[str, object]) -> str:
 
 
 def check(spec: JobSpec) -> None:
-    """Refuses a job that needs what is not there yet.
+    """Refuse a job that needs something that does not exist yet.
 
     Raises:
         FlagError: naming the flag, and alternatives.

@@ -81,7 +81,7 @@ class Flag:
 
 
 def flag_of(field: dataclasses.Field[Any]) -> Flag | None:
-    """The metadata of a field; None if it is not a flag."""
+    """Return the metadata of a field; None if it is not a flag."""
     found = field.metadata.get("flag")
     return found if isinstance(found, Flag) else None
 
@@ -135,7 +135,7 @@ def _parse_bool(name: str, text: str) -> bool:
 
 
 def is_bool_word(text: str) -> bool:
-    """Whether `text` can be the value of a boolean flag."""
+    """Return whether `text` can be the value of a boolean flag."""
     return text.strip().lower() in _TRUE | _FALSE
 
 
@@ -163,7 +163,7 @@ def _parse_choice(name: str, text: str, choices: type[StrEnum]) -> StrEnum:
 
 
 def check(name: str, value: object, default: object, found: Flag) -> None:
-    """Checks a value that differs from its default.
+    """Check a value that differs from its default.
 
     Raises:
         FlagError: with the complaint of the flag's check.
@@ -190,7 +190,7 @@ def parses(parse: Callable[[str], object]) -> Check:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """The known name that `name` is a slip, the beginning or a longer form of; empty if there is none."""
+    """Return the known name that `name` misspells, abbreviates or extends; empty if there is none."""
     wanted, folded = name.lower(), {candidate.lower(): candidate for candidate in known}
     matches = get_close_matches(wanted, list(folded), n=1, cutoff=_NEAR)
     if len(wanted) >= _SHORTEST:
@@ -268,7 +268,7 @@ _RETIRED = {
 
 
 def resolve_retired(mapping: Mapping[str, object]) -> dict[str, object]:
-    """The flags under their present names, without those that say what always holds.
+    """Return the flags under their current names, without those whose value is always true now.
 
     Raises:
         FlagError: a retired flag that asks for something else, or a flag under both of its names.

@@ -110,7 +110,7 @@ class _Pod:
     texts: list[str] = field(default_factory=list)
 
     def cell(self, number: int) -> Cell:
-        """One that will be changed; it and those before it are made if they are missing."""
+        """Return a cell to be changed; create it, and those before it, if they are missing."""
         while len(self.cells) <= number - self.first:
             self.cells.append({})
             self.texts.append("")
@@ -137,7 +137,7 @@ class PodTimes:
         return self._length
 
     def cells(self, worker_id: int) -> dict[int, Cell]:
-        """Those of a pod that have any time, by their number."""
+        """Return the cells of a pod that have any time, by number."""
         pod = self._pods.get(worker_id)
         return {} if pod is None else {pod.first + i: dict(cell) for i, cell in enumerate(pod.cells) if cell}
 
@@ -194,7 +194,7 @@ class PodTimes:
         return pod.cells[number - pod.first].get(SlotState.USEFUL, 0) if inside else 0
 
     def _repeat(self, worker_id: int, number: int, us: int) -> int:
-        """Turns at most so much of a cell's useful time into repeated; returns how much."""
+        """Turn at most so much of a cell's useful time into repeated time; return how much."""
         moved = min(us, self._useful(worker_id, number))
         if moved:
             cell = self._pods[worker_id].cell(number)
@@ -247,7 +247,7 @@ class PodTimes:
 
     @classmethod
     def from_journal(cls, saved: Mapping[str, Any], limit: int = MAX_CELLS) -> PodTimes:
-        """The inverse of `to_journal`, to the percent.
+        """Read the output of `to_journal`; times are exact to the percent.
 
         Raises:
             ValueError: it is not such a thing.

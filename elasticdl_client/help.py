@@ -97,7 +97,7 @@ _INDENT = 30
 
 
 def overview() -> str:
-    """The help of `elasticdl` itself."""
+    """Return the help of `elasticdl` itself."""
     lines = ["ElasticDL trains deep-learning models with however many workers are available right now.", ""]
     lines += ["Usage: elasticdl COMMAND --flag=value …, or elasticdl --version", ""]
     for title, commands in (("Run", {**JOBS, **_STATEMENTS}), ("Prepare", _PREPARATION), ("Manage jobs", _AFTERWARDS)):
@@ -110,7 +110,7 @@ def overview() -> str:
 
 
 def of_command(command: str, width: int) -> str:
-    """The help of a command, lines at most `width` wide."""
+    """Return the help of a command, lines at most `width` wide."""
     if command not in JOBS:
         return _of_later_command(command, width)
     lines = [f"elasticdl {command}: {COMMANDS[command]}.", ""]

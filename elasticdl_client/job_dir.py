@@ -41,12 +41,12 @@ _KEPT = ("lock", "previous")
 
 
 def home() -> Path:
-    """Where the directories of jobs are, unless --job_dir names another one on this machine."""
+    """Return the parent of the jobs' directories; --job_dir names another directory on this machine."""
     return Path.home() / ".elasticdl" / "jobs"
 
 
 def path_of(spec: JobSpec) -> Path:
-    """Where a job's directory on this machine is."""
+    """Return a job's directory on this machine."""
     is_here = spec.job_dir and not is_remote(spec.job_dir)
     chosen = Path(spec.job_dir).expanduser() if is_here else home() / spec.job_name
     return Path(os.path.abspath(chosen))
@@ -87,7 +87,7 @@ def _links() -> Path:
 
 
 def read_whole_spec(directory: Path) -> JobSpec:
-    """The job of a directory, with what is secret in it.
+    """Return the job of a directory, with its secrets.
 
     Raises:
         OSError: there is none.
@@ -125,7 +125,7 @@ class JobDir:
 
     @classmethod
     def take(cls, path: Path) -> JobDir:
-        """Makes and locks the directory.
+        """Create and lock the directory.
 
         Raises:
             JobError: a job in it still runs, it is not a job's directory, or it cannot be read, written or locked.
@@ -153,7 +153,7 @@ class JobDir:
         return self.path / "logs"
 
     def prepare(self, spec: JobSpec) -> bool:
-        """Sets an earlier run's files aside, writes those that the pods need; whether there was an earlier run.
+        """Move an earlier run's files away and write those that the pods need; return whether there was an earlier run.
 
         Raises:
             JobError: the directory cannot be written.
@@ -173,7 +173,7 @@ class JobDir:
         return earlier
 
     def _write(self, name: str, text: str) -> None:
-        """Writes a new file that only the user can read."""
+        """Write a new file that only the user can read."""
         fd = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(text)
@@ -206,7 +206,7 @@ class JobDir:
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     if not log.exists():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
@@ -230,7 +230,7 @@ _TAIL_LINES = 15
 
 
 def holders(job_dir: Path) -> list[int]:
-    """The processes of this user that have the directory's lock open."""
+    """Return the processes of this user that have the directory's lock open."""
     try:
         lock = os.stat(job_dir / "lock")
     except OSError:
@@ -255,7 +255,7 @@ def _has_open(process: Path, lock: os.stat_result) -> bool:
 
 
 def roots_of(processes: Iterable[int]) -> list[int]:
-    """Those that no other of them has started: the client, or the agent where the client is gone."""
+    """Return the processes that none of the others has started: the client, or the agent if the client has ended."""
     found = set(processes)
     return sorted(process for process in found if _parent(process) not in found)
 
@@ -266,14 +266,14 @@ def _parent(process: int) -> int:
 
 
 def signal_process(process: int, number: signal.Signals) -> None:
-    """Signals a process that may have ended; a stopped one is woken to see it."""
+    """Signal a process, which may have ended; continue a stopped one so that it handles the signal."""
     with suppress(ProcessLookupError):
         os.kill(process, number)
         os.kill(process, signal.SIGCONT)
 
 
 def wait_for_end(processes: Iterable[int], timeout_s: float) -> bool:
-    """Whether all of these have ended in time."""
+    """Wait for the end of processes; return whether all have ended in time."""
     pause, deadline = threading.Event(), time.monotonic() + timeout_s
     running = [process for process in processes if _runs(process)]
     while running and time.monotonic() < deadline:
@@ -283,13 +283,13 @@ def wait_for_end(processes: Iterable[int], timeout_s: float) -> bool:
 
 
 def _runs(process: int) -> bool:
-    """Whether a process is there and is no zombie; threads that outlive its first one still hold the lock."""
+    """Return whether a process exists and is no zombie; threads that outlive its first one still hold the lock."""
     fields = _stat(process)
     return bool(fields) and (fields[0] not in "ZX" or int(fields[17]) > 1)  # the number of threads, see proc(5)
 
 
 def _stat(process: int) -> list[str]:
-    """Fields of /proc/PID/stat, from the state on; none if there is no such process."""
+    """Return fields of /proc/PID/stat, from the state on; none if there is no such process."""
     try:
         return (_PROC / str(process) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -112,7 +112,7 @@ class JobEvent:
 
     Attributes:
         number: from 1, over all generations of the master; without gaps in a job whose log was never shortened.
-        at: seconds since the Unix epoch.
+        at: Seconds since the Unix epoch.
         subject: the object affected: job, master, user, data, worker-3, ps-0, group-4, epoch-2, task-17,
             checkpoint-1200, evaluation-1200.
         message: one line, or several where a program's own error is quoted.
@@ -134,7 +134,7 @@ class JobEvent:
         return self.kind in TROUBLES
 
     def to_plain(self) -> dict[str, Any]:
-        """The object of ``--output=json``; docs/events.md lists its keys."""
+        """Return the object of ``--output=json``; docs/events.md lists its keys."""
         return {
             "number": self.number,
             "at": self.at,
@@ -181,7 +181,7 @@ class EventHistory:
         return {event.number: event for event in self.events}
 
     def chain(self, event: JobEvent) -> tuple[JobEvent, ...]:
-        """The events that led to `event`, the nearest first, as far as they are kept."""
+        """Return the events that led to `event`, the nearest first, as far as they are kept."""
         known, found, number = self.by_number(), [], event.cause
         while number in known:  # a cause has a smaller number, so this ends
             found.append(known[number])
@@ -190,7 +190,7 @@ class EventHistory:
 
 
 def to_journal(history: EventHistory) -> dict[str, Any]:
-    """The history as the master's core keeps it in its snapshot; of JSON's types only."""
+    """Return the history as the master's core keeps it in its snapshot; of JSON's types only."""
     return {
         "events": [event_row(event) for event in history.events],
         "summed_up": dict(history.summed_up),
@@ -206,7 +206,7 @@ def event_row(event: JobEvent) -> list[Any]:
 
 
 def from_journal(saved: Mapping[str, Any]) -> EventHistory:
-    """The inverse of `to_journal`; events of a kind that only a newer version knows are left out.
+    """Read the output of `to_journal`; events of a kind that only a newer version knows are left out.
 
     Raises:
         ValueError: it is not such a thing.
@@ -241,7 +241,7 @@ def with_metrics_of(evaluation: JobEvent, extremes: Mapping[str, Extremes]) -> d
 
 
 def since(events: Sequence[JobEvent], number: int) -> list[JobEvent]:
-    """Those after a number."""
+    """Return the events after a number."""
     return [event for event in events if event.number > number]
 
 

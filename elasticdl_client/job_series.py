@@ -66,7 +66,7 @@ class SeriesPoint:
     """A job at one moment; counts and seconds are sums since its start.
 
     Attributes:
-        at: seconds since the Unix epoch.
+        at: Seconds since the Unix epoch.
         step: minibatches in the model.
         records: committed, skipped or filtered, over all epochs.
         loss: the newest finite one.
@@ -91,10 +91,10 @@ class SeriesPoint:
 
     @classmethod
     def of(cls, status: _Status, at: float) -> SeriesPoint:
-        """The point for a status.
+        """Return the point for a status.
 
         Args:
-            at: seconds since the Unix epoch.
+            at: Seconds since the Unix epoch.
         """
         return cls(
             at=at,
@@ -190,7 +190,7 @@ class JobSeries:
 
     @classmethod
     def from_journal(cls, saved: Mapping[str, Any], limit: int = MAX_POINTS) -> JobSeries:
-        """The inverse of `to_journal`.
+        """Read the output of `to_journal`.
 
         Raises:
             ValueError: it is not such a thing.
@@ -220,7 +220,7 @@ class JobSeries:
 
 
 def joined(before: Iterable[SeriesPoint], own: Iterable[SeriesPoint]) -> list[SeriesPoint]:
-    """A journal's points up to the first of one's own, and these."""
+    """Return the points of a journal that are older than the first of `own`, followed by those."""
     later = list(own)
     return [point for point in before if not later or point.at < later[0].at] + later
 

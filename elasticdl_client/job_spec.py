@@ -316,7 +316,7 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
 
     @classmethod
     def from_flags(cls, job_type: str, mapping: Mapping[str, object]) -> JobSpec:
-        """A job from flags, texts or typed values by name.
+        """Make a job from flags: texts or typed values by name.
 
         Raises:
             FlagError: an unknown flag, a value of a wrong type or out of range, a contradiction, or one missing.
@@ -345,12 +345,12 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
         return spec
 
     def to_json(self) -> str:
-        """One JSON object on one line; all fields."""
+        """Return all fields as a JSON object on one line."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> JobSpec:
-        """The inverse of `to_json`.
+        """Read the output of `to_json`.
 
         Raises:
             FlagError: not a job.
@@ -391,20 +391,20 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
         return parse_envs(self.envs)
 
     def secret_envs_dict(self) -> dict[str, str]:
-        """Those of `envs_dict` whose values are secret."""
+        """Return the entries of `envs_dict` whose values are secret."""
         return {name: value for name, value in self.envs_dict().items() if is_secret_env(value)}
 
     def public(self) -> JobSpec:
-        """The same job with all secret values hidden, as it may be printed and stored in the open."""
+        """Return the same job with all secret values hidden, so that it may be printed and stored unprotected."""
         hidden = {name: hide_in_flag(name, value) for name, value in self._texts().items()}
         return dataclasses.replace(self, **hidden)  # type: ignore[arg-type]
 
     def secrets(self) -> dict[str, str]:
-        """The flags that hold something secret, whole; `with_secrets` puts them back into the `public` job."""
+        """Return the full values of flags with secrets; `with_secrets` puts them back into the `public` job."""
         return {name: value for name, value in self._texts().items() if hide_in_flag(name, value) != value}
 
     def with_secrets(self, secrets: Mapping[str, str]) -> JobSpec:
-        """The whole job again, from its `public` part and its `secrets`."""
+        """Return the complete job from its `public` part and its `secrets`."""
         return dataclasses.replace(self, **secrets)  # type: ignore[arg-type]
 
     @property
@@ -463,7 +463,7 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
 
 
 def flag_fields(command: str) -> dict[str, dataclasses.Field[object]]:
-    """The flags of a command, a job's type or `RUN`, in the order of their groups."""
+    """Return the flags of a command, a job's type or `RUN`, in the order of their groups."""
     kind = JobType.TRAIN if command == RUN else JobType(command)
     fields = [field for field in dataclasses.fields(JobSpec) if field.name != "job_type" and kind in _flag(field).jobs]
     if command == RUN:
@@ -483,7 +483,7 @@ def flag_defaults(command: str) -> dict[str, object]:
 
 
 def changed_flags(spec: JobSpec) -> dict[str, Flag]:
-    """The flags of a job that differ from their defaults."""
+    """Return the flags of a job that differ from their defaults."""
     fields = flag_fields(spec.job_type)
     return {name: _flag(field) for name, field in fields.items() if getattr(spec, name) != field.default}
 

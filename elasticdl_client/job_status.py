@@ -53,7 +53,7 @@ class EpochCoverage:
     since: int = 0  # these are the sums of the epochs from here to `epoch`; 0: it is one epoch
 
     def counts(self) -> dict[str, int]:
-        """Records by fate."""
+        """Return the number of records by outcome."""
         return {name: getattr(self, name) for name in _COUNTS}
 
     @classmethod
@@ -225,7 +225,7 @@ class JobStatus:
     updated_at: float = 0.0  # last status of the master
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return one line of JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod

@@ -113,7 +113,7 @@ def _takes_requests(process: int) -> bool:
 
 
 def _newest(spec: JobSpec, read_events: Callable[[], EventHistory]) -> int:
-    """The number of minibatches in the newest checkpoint; 0: there is none.
+    """Return the number of minibatches in the newest checkpoint; 0: there is none.
 
     Of parameter servers it counts once the journal has it: the next master restores what its journal names.  A script
     may have another directory, and its workers tell the master what they have written.
@@ -130,7 +130,7 @@ def _newest(spec: JobSpec, read_events: Callable[[], EventHistory]) -> int:
 
 
 def _number(read_events: Callable[[], EventHistory], kind: EventKind) -> int:
-    """The greatest number of a checkpoint in the events of a kind; 0: there are none."""
+    """Return the greatest number of a checkpoint in the events of a kind; 0: there are none."""
     try:
         events = read_events().events
     except JobError:

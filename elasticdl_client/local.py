@@ -53,10 +53,10 @@ class Interrupted(BaseException):
 
 
 def run(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND, shown: Shown = Shown.GLANCE) -> int:
-    """Runs a job to its end; the exit code for the shell.
+    """Run a job to its end; return the exit code for the shell.
 
     Args:
-        spec: of the job.
+        spec: The job.
         master_command: its master's command.
         shown: the part of its workers' output that is shown.
 
@@ -72,8 +72,8 @@ def prepare(spec: JobSpec, note: Callable[[str], None]) -> tuple[JobSpec, JobDir
     """Check a job, and take and fill its directory; nothing of it runs yet.
 
     Args:
-        spec: of the job.
-        note: takes what the user should know.
+        spec: The job.
+        note: Receives messages for the user.
 
     Returns:
         The job with absolute paths, and its directory, which this process has locked.
@@ -123,7 +123,7 @@ def _fill(spec: JobSpec, note: Callable[[str], None]) -> tuple[JobSpec, JobDir]:
 def run_prepared(
     spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER_COMMAND, shown: Shown = Shown.GLANCE
 ) -> int:
-    """Run a job that `prepare` has returned to its end; the exit code for the shell.
+    """Run a job that `prepare` has returned to its end; return the exit code for the shell.
 
     Raises:
         ElasticDLError: it could not be started.
@@ -136,7 +136,7 @@ def _note(text: str) -> None:
 
 
 def go_on(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER_COMMAND) -> int:
-    """Runs a job that was cut off to its end, from the journal and the checkpoints in its directory.
+    """Continue an interrupted job to its end, from the journal and the checkpoints in its directory.
 
     Args:
         spec: the one of the directory.
@@ -152,7 +152,7 @@ def go_on(spec: JobSpec, job_dir: JobDir, master_command: Sequence[str] = MASTER
 
 
 def take_over(spec: JobSpec, master_command: Sequence[str] = MASTER_COMMAND) -> int:
-    """Runs a job that another machine has begun to its end, from its directory in storage; the exit code.
+    """Continue a job of another machine to its end, from its directory in storage; return the exit code.
 
     Args:
         spec: the one in that directory, with its secrets.
@@ -224,7 +224,7 @@ def _run(
 def _leave(
     spec: JobSpec, job_dir: JobDir, agent: AgentProcess, display: progress.Display, number: int, signals: _Signals
 ) -> None:
-    """Before the job is ended: after Ctrl-C writes what it holds to a checkpoint, unless there is a second one."""
+    """Prepare the end of the job: after Ctrl-C, write a checkpoint, unless Ctrl-C is pressed again."""
     signals.count()
     name, outcome = signal.Signals(number).name, ""
     if number == signal.SIGINT and last_checkpoint.can_be_written(spec, job_dir.status()):
@@ -254,7 +254,7 @@ def _say(display: progress.Display, line: str) -> None:
 
 
 def _save(spec: JobSpec, job_dir: JobDir, agent: AgentProcess, signals: _Signals) -> int:
-    """The minibatches in a checkpoint that is written now; 0: there is none."""
+    """Return the number of minibatches in a checkpoint that is being written; 0: there is none."""
     from elasticdl_client.local_job import find_master
 
     master = last_checkpoint.SignalledMaster(partial(find_master, spec, agent.socket))
@@ -263,7 +263,7 @@ def _save(spec: JobSpec, job_dir: JobDir, agent: AgentProcess, signals: _Signals
 
 
 def _event_files(spec: JobSpec, path: Path) -> str:
-    """Where a job that does not say writes TensorBoard's files; empty where nothing could write them."""
+    """Return the default directory of a job's TensorBoard files; empty if nothing could write them."""
     is_written = spec.job_type is JobType.TRAIN and importlib.util.find_spec("tensorboard") is not None
     return str(path / "tensorboard") if is_written else ""
 
@@ -287,7 +287,7 @@ def require_runtime() -> None:
 
 
 def _is_hangup_ignored(number: signal.Signals) -> bool:
-    """Whether it is SIGHUP, under nohup; SIGINT and SIGTERM come from `elasticdl stop` and `delete`, too."""
+    """Return whether it is SIGHUP under nohup; SIGINT and SIGTERM come from `elasticdl stop` and `delete`, too."""
     return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
@@ -365,7 +365,7 @@ class AgentProcess:
 
     @classmethod
     def start(cls, spec: JobSpec, job_dir: JobDir) -> AgentProcess:
-        """Starts the agent, which shares the lock of the job's directory.
+        """Start the agent, which shares the lock of the job's directory.
 
         Raises:
             JobError: it does not come up.
@@ -400,7 +400,7 @@ class AgentProcess:
         return agent
 
     def end(self) -> None:
-        """Ends every process of the job, and returns when the agent is gone."""
+        """End every process of the job, and return when the agent has ended."""
         _end(self.process)
 
 

@@ -73,7 +73,7 @@ _WRITTEN = (
 
 
 def check_local(spec: JobSpec) -> JobSpec:
-    """Checks a job against this machine and returns it with absolute paths.
+    """Check a job against this machine and return it with absolute paths.
 
     Raises:
         ElasticDLError: the first thing that cannot work.
@@ -211,7 +211,7 @@ _PARQUET = b"PAR1"  # at both ends: the first column of a table may have that na
 
 
 def absolute_sources(origin: str) -> str:
-    """The same sources with absolute paths.
+    """Return the same sources with absolute paths.
 
     Raises:
         DataError: one of several has a comma in its path.
@@ -227,10 +227,10 @@ def absolute_sources(origin: str) -> str:
 
 
 def check_sources(name: str, spec: JobSpec, origin: str) -> None:
-    """Checks one of a job's data flags.
+    """Check one of a job's data flags.
 
     Args:
-        name: of the flag.
+        name: Name of the flag.
         origin: its value, with absolute paths.
 
     Raises:
@@ -439,7 +439,7 @@ def _check_table(name: str, spec: JobSpec, url: str) -> None:
 
 
 def _wanted_columns(spec: JobSpec) -> list[tuple[str, str]]:
-    """Columns that flags name, each with the flag."""
+    """Return the columns that flags name, each with its flag."""
     params: Mapping[str, object] = spec.data_reader_params_dict()
     wanted = [("--columns", column) for column in split_columns(spec.columns)]
     wanted += [("--prediction_columns", column) for column in split_columns(spec.prediction_columns)]

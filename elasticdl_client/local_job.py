@@ -36,17 +36,17 @@ _MAX_IDLE_RESTARTS = 5  # generations of the master in a row in which no record 
 
 
 def master_name(spec: JobSpec) -> str:
-    """The name of the master's pod."""
+    """Return the name of the master's pod."""
     return f"elasticdl-{spec.job_name}-master"
 
 
 def master_log(spec: JobSpec, job_dir: JobDir) -> Path:
-    """Where the master prints."""
+    """Return the path of the master's log."""
     return job_dir.logs / f"{master_name(spec)}.log"
 
 
 def start_master(spec: JobSpec, job_dir: JobDir, socket: str, command: Sequence[str]) -> ProcessCluster:
-    """Makes the master's pod; the cluster of the job.
+    """Create the master's pod; return the cluster of the job.
 
     Raises:
         ElasticDLError: the agent refuses it, or is gone.
@@ -120,7 +120,7 @@ class LocalFollower:
         )
 
     def follow(self) -> Ended:
-        """Returns when the job has ended.
+        """Follow the job until it has ended.
 
         Raises:
             JobError: the agent is gone.
@@ -204,7 +204,7 @@ class LocalFollower:
             )
 
     def _read_events(self) -> bool:
-        """Reads the events if the journal is another one; whether it was."""
+        """Read the events if the journal has changed; return whether it has."""
         try:
             journal = (self._job_dir.path / "journal.json").read_bytes()
             if journal == self._journal:
@@ -216,7 +216,7 @@ class LocalFollower:
         return True
 
     def _count_restarts(self, master: Pod) -> bool:
-        """Whether there is a new one."""
+        """Count and print new restarts of the master; return whether there is one."""
         if master.restarts <= self._restarts:
             return False
         self._idle_restarts += master.restarts - self._restarts

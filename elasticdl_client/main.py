@@ -177,7 +177,7 @@ class Commands:
 
 
 def _start(job_type: JobType, given: GivenFlags, shown: Shown) -> NoReturn:
-    """Runs or submits the job that flags describe, and exits."""
+    """Run or submit the job that flags describe, and exit."""
     try:
         spec = JobSpec.from_flags(job_type, given.values)
     except FlagError as error:
@@ -195,7 +195,7 @@ def _start(job_type: JobType, given: GivenFlags, shown: Shown) -> NoReturn:
 
 
 def print_help(command: str = "") -> NoReturn:
-    """Prints the help of a command, or of all, and exits."""
+    """Print the help of a command, or of all, and exit."""
     width = min(shutil.get_terminal_size((110, 24)).columns, 120)
     print(help_text.of_command(command, width) if command else help_text.overview(), flush=True)
     sys.exit(0)
@@ -206,7 +206,7 @@ def _asks_for_help(arguments: Sequence[str]) -> bool:
 
 
 def run(arguments: Sequence[str]) -> NoReturn:
-    """Runs a command line, without the program's name, and exits.
+    """Run a command line, without the program's name, and exit.
 
     Raises:
         ElasticDLError: a mistake of the user's.
@@ -247,9 +247,9 @@ def main() -> None:
 
 
 def exit_with(action: Callable[[], NoReturn]) -> NoReturn:
-    """Does something that exits; a mistake of the user's is printed and exits with 2, a reader may leave early.
+    """Run an action that exits; exit with 2 after an error of the user, and quietly if the reader of the output ends.
 
-    Ctrl-C exits with 130, quietly; where more is to be done then, `action` does it.
+    Ctrl-C exits with 130 and prints nothing; an action that has more to do on Ctrl-C handles it itself.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -61,7 +61,7 @@ _REQUIRED = {
 
 
 def check_model_source(spec: JobSpec, zoo: Path) -> None:
-    """Checks the module that `--model_def` names, and the symbols that the job needs.
+    """Check the module that `--model_def` names, and the symbols that the job needs.
 
     Raises:
         ModelDefinitionError: naming file, symbol and what was expected.
@@ -136,7 +136,7 @@ def _check_dataset(spec: JobSpec, file: Path) -> None:
 
 
 def reads_data_itself(spec: JobSpec, zoo: Path) -> bool:
-    """Whether the module has its own data reader, so that data need not be files."""
+    """Return whether the module has its own data reader, so that data need not be files."""
     if not spec.model_def:
         return False
     if spec.takes_dataset:
@@ -147,7 +147,7 @@ def reads_data_itself(spec: JobSpec, zoo: Path) -> bool:
 
 
 def _may_compile(zoo: Path, module: str) -> bool:
-    """Whether a module, or one of the zoo that it imports, may return a compiled model.
+    """Return whether a module, or one of the zoo that it imports, may return a compiled model.
 
     It names a function that returns or makes one, or imports from a package that is not looked into.
     """

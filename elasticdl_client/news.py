@@ -124,7 +124,7 @@ class News:
         return self._is_shown("coverage", now, few or is_round(coverage.epoch))
 
     def _is_shown(self, what: str, now: JobStatus, is_chosen: bool) -> bool:
-        """Whether a line is shown: it is one of those that stay, or the one before it is long ago."""
+        """Return whether to show a line: it is a permanent one, or the previous line is old enough."""
         if is_chosen or now.updated_at - self._shown_at.setdefault(what, now.updated_at) >= _QUIET_S:
             self._shown_at[what] = now.updated_at
             return True
@@ -241,7 +241,7 @@ def _cause_of_group(formed: JobEvent, root: JobEvent | None, history: EventHisto
 
 
 def _cause_by_members(formed: JobEvent, history: EventHistory) -> JobEvent | None:
-    """The loss or join of the member by which a group differs from the one before it.
+    """Return the loss or join of the member by which a group differs from the one before it.
 
     Members may miss another one before the cluster shows that it is lost: then no event of the group follows from that.
     """
@@ -260,12 +260,12 @@ def is_round(number: int) -> bool:
 
 
 def _evaluation(status: JobStatus) -> tuple[int, str]:
-    """The newest evaluation; as a text, since NaN is not equal to itself."""
+    """Return the newest evaluation; as a text, since NaN is not equal to itself."""
     return status.metrics_step, metrics_text(status)
 
 
 def metrics_text(status: JobStatus) -> str:
-    """The newest evaluation's metrics."""
+    """Return the newest evaluation's metrics."""
     return ", ".join(f"{name} {value:.4g}" for name, value in status.metrics.items())
 
 

@@ -144,7 +144,7 @@ class _Finding:
 
 
 def check_source(zoo: Path, module: str) -> None:
-    """Looks through a module of the zoo, and those that it imports from there, without running any.
+    """Look through a module of the zoo, and those that it imports from there, without running any.
 
     Raises:
         ModelDefinitionError: some use what this version does not have, naming files, lines and what to use instead.
@@ -190,7 +190,7 @@ def _findings(file: Path, tree: ast.Module, symbols: Sequence[str], is_torch: bo
 
 
 def _makes_optimizer(call: ast.Call) -> bool:
-    """Whether it is `tf.keras.optimizers.SGD(…)` or the like."""
+    """Return whether it is `tf.keras.optimizers.SGD(…)` or the like."""
     if not isinstance(call.func, ast.Attribute):
         return False
     origin = call.func.value

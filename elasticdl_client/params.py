@@ -46,7 +46,7 @@ def parse_params(flag_name: str, text: str) -> dict[str, object]:
 
 
 def split_params(text: str) -> Iterator[str]:
-    """The parts between semicolons; one within a Python literal is of its part."""
+    """Yield the parts between semicolons; a semicolon inside a Python literal separates nothing."""
     pieces = text.split(";")
     while pieces:
         part, count = pieces[0], 1
@@ -63,7 +63,7 @@ def _is_literal(text: str) -> bool:
 
 
 def parse_literal(text: str) -> object:
-    """A Python literal, or the text itself if it is none."""
+    """Return the value of a Python literal, or the text itself if it is none."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -19,7 +19,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
 def is_partition(name: str) -> bool:
-    """Whether a directory's name is one of a partition."""
+    """Return whether a directory's name is one of a partition."""
     return _KEY.fullmatch(name) is not None
 
 
@@ -41,7 +41,7 @@ def partition_of(source: str, path: str) -> dict[str, str | None]:
 
 
 def keys_of(files: Iterable[tuple[str, str]]) -> list[str]:
-    """The keys in the names of the directories between sources and their files, each once."""
+    """Return the keys in the names of the directories between sources and their files, each once."""
     directories = dict.fromkeys((source, path.rpartition("/")[0]) for source, path in files)
     return sorted({key for source, directory in directories for key, _ in _pairs(source, f"{directory}/file")})
 
@@ -112,7 +112,7 @@ class Partitions:
         return sorted(self.dtypes)
 
     def value(self, path: str, key: str) -> int | str | None:
-        """The value of a key for a file; None: null.
+        """Return the value of a key for a file; None: null.
 
         Raises:
             DataError: it is not of the key's type.

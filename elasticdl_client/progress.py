@@ -26,18 +26,18 @@ class Display(Protocol):
     """Three verbs."""
 
     def update(self, status: JobStatus, history: EventHistory | None = None) -> None:
-        """Takes a snapshot, with the events until then as far as they could be read; may show nothing of it."""
+        """Take a snapshot, with the events until then as far as they could be read; may show none of it."""
         ...
 
     def say(self, line: str) -> None:
-        """Prints a line that stays."""
+        """Print a permanent line."""
         ...
 
     def close(self) -> None: ...
 
 
 def open_display(stream: TextIO, news: News | None = None) -> Display:
-    """The display for a stream: rich on a terminal, plain elsewhere.
+    """Return the display for a stream: rich on a terminal, plain elsewhere.
 
     Args:
         news: so far, of a job that does not begin now.
@@ -46,7 +46,7 @@ def open_display(stream: TextIO, news: News | None = None) -> Display:
 
 
 def summary(status: JobStatus) -> str:
-    """One line on where the job is."""
+    """Return one line about the progress of the job."""
     return ", ".join(text for text in (_records(status), time_text(status), _state(status)) if text)
 
 

@@ -32,10 +32,10 @@ _LOSSES = (EventKind.POD_LOST, EventKind.POD_GIVEN_UP)
 def print_end(
     spec: JobSpec, ended: Ended, history: EventHistory | None, *, logs: str, hint: str, is_kept: bool = True
 ) -> None:
-    """Prints the end of a job that was followed: why it failed, coverage and metrics, its figures, what to do next.
+    """Print the end of a job that was followed: why it failed, coverage and metrics, its figures, what to do next.
 
     Args:
-        spec: of the job.
+        spec: The job.
         ended: how it ended.
         history: its events; None where that could not be read.
         logs: where the logs are, or the command that shows them.
@@ -174,7 +174,7 @@ _CHAINED = re.compile("The above exception was the direct cause|During handling 
 
 
 def with_users_line(text: str) -> str:
-    """A message without the frames of tracebacks, but for the innermost one in a file of the user's."""
+    """Return a message without the frames of tracebacks, but for the innermost one in a file of the user's."""
     message = without_frames(text)
     for frame in frames_of_user(text)[-1:]:
         if f'File "{frame.path}", line {frame.line}' not in message:  # a `feed` of Keras names it in its error
@@ -183,7 +183,7 @@ def with_users_line(text: str) -> str:
 
 
 def without_frames(text: str) -> str:
-    """A message with the frames of tracebacks left out, and of their last lines those that it holds already.
+    """Return a message with the frames of tracebacks left out, and of their last lines those that it holds already.
 
     The pod's log has the whole; users need the error first.
     """

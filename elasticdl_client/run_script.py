@@ -278,7 +278,7 @@ def _find_module(module: str, base: Path, *, is_local: bool) -> _Program:
 
 
 def _check_python(script: str, file: Path) -> None:
-    """Checks that a file can be read and compiled.
+    """Check that a file can be read and compiled.
 
     Raises:
         FlagError: it cannot, with the file and the line.
@@ -306,7 +306,7 @@ def _check_python(script: str, file: Path) -> None:
 
 
 def _check_one_worker(command: _Command, program: _Program, values: Mapping[str, object]) -> None:
-    """Checks that a script without our API has one worker, as several would each train on all of the data."""
+    """Check that a script without our API has one worker, as several would each train on all of the data."""
     flags, default = parse_flags(values), JobSpec()
     num_workers, max_workers, num_processes = (
         parse(name, flags.get(name, getattr(default, name)), getattr(default, name))

@@ -88,7 +88,7 @@ class LogFiles:
 
     Args:
         logs: the directory of the files.
-        prefix: of the pods' names, `elasticdl-JOB-`.
+        prefix: Prefix of the pods' names, `elasticdl-JOB-`.
     """
 
     def __init__(self, logs: Path, prefix: str) -> None:
@@ -206,7 +206,7 @@ class ScriptOutput:
 
     Args:
         logs: of the workers.
-        prefix: of the pods' names, `elasticdl-JOB-`.
+        prefix: Prefix of the pods' names, `elasticdl-JOB-`.
         num_workers: where there are several, a line begins with the one that has printed it.
         shown: the lines shown.
     """
@@ -239,7 +239,7 @@ class ScriptOutput:
         return lines
 
     def _hold(self, status: JobStatus, *, last: bool) -> None:
-        """Reads lines, and keeps them back until the status says whether they are an error, which it tells itself."""
+        """Read lines and hold them back until the status shows whether they belong to an error that it reports."""
         num_processes = status.processes_per_worker
         rank_0 = status.world[0] % num_processes if status.world else 0
         process = None if self._shown is Shown.ALL_WORKERS else rank_0
@@ -251,7 +251,7 @@ class ScriptOutput:
             self._held.extend(_Held(status.updated_at, worker, line) for line in found)
 
     def _open_more(self, status: JobStatus, *, last: bool) -> bool:
-        """Opens the logs of workers that are shown from now on; whether there is one."""
+        """Open the logs of workers that are shown from now on; return whether there is one."""
         if self._shown is Shown.ALL_WORKERS:
             new = [name for name in self._logs.workers(status) if name not in self._workers]
             return bool([name for name in new if self._open(name)])
@@ -275,7 +275,7 @@ class ScriptOutput:
         return min(names, key=lambda name: int(name.rpartition("-")[2]))
 
     def _open(self, worker: str) -> bool:
-        """Begins to read a worker, from its beginning; where rank 0 alone is shown, its successor from here on."""
+        """Start to read a worker from its first line; if only rank 0 is shown, read its successor from now on."""
         is_successor = self._shown is not Shown.ALL_WORKERS and bool(self._worker)
         printed = self._logs.open(worker, from_now=is_successor)
         if printed is not None:

@@ -45,7 +45,7 @@ _LONGEST = 1 << 16  # characters of a secret; keys and tokens have some thousand
 
 
 def hide(text: str) -> str:
-    """A text without the passwords, tokens and keys in it."""
+    """Return a text without the passwords, tokens and keys in it."""
     text = _URL_PASSWORD.sub(rf"\1{HIDDEN}@", text)
     text = _JSON_VALUE.sub(rf'\1"{HIDDEN}"', text)
     text = _ARGUMENT.sub(rf"\1{HIDDEN}", text)
@@ -53,7 +53,7 @@ def hide(text: str) -> str:
 
 
 def hide_in_ends(text: str, longest: int) -> str:
-    """The same; of a text with more characters than `longest` the beginning and the end.
+    """Hide secrets, and shorten a text with more characters than `longest` to its beginning and end.
 
     It is cut before secrets are looked for, which takes a second for some megabytes.  What is hidden otherwise with
     more of the text around it may be a part of a secret at the cut, and is left out.
@@ -71,7 +71,7 @@ def _common_start(one: str, other: str) -> str:
 
 
 def hide_in_flag(name: str, value: object) -> object:
-    """The value of the flag `name` without what is secret in it; of another type than text as it is."""
+    """Return the value of the flag `name` with its secrets hidden; a value that is no text is returned unchanged."""
     if type(value) is not str:
         return value
     if name == "envs":
@@ -88,7 +88,7 @@ def hide_in_flag(name: str, value: object) -> object:
 
 
 def is_secret_env(value: str) -> bool:
-    """Whether a variable's value is secret: all are, but for those that refer to other variables, `$(NAME)`.
+    """Return whether a variable's value is secret: all are, except references to other variables, `$(NAME)`.
 
     Kubernetes resolves references only in what stands in the pod itself.
     """
@@ -104,7 +104,7 @@ def _hidden_envs(value: str) -> str:
 
 
 def _hidden_endpoint(value: str) -> str:
-    """A URL without its user, and without its path and query: that of a webhook is its password."""
+    """Return a URL without its user, and without its path and query: that of a webhook is its password."""
     found = _ENDPOINT.fullmatch(value)
     if found is None:  # it is to be shown in an error
         return HIDDEN if value else ""
@@ -123,7 +123,7 @@ def _hidden_template(value: str) -> str:
 
 
 def _hidden_node(node: Any, key: str = "", inside: str = "") -> Any:
-    """A part of a template.
+    """Return a part of a template.
 
     Args:
         node: the part.

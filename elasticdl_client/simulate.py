@@ -86,7 +86,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The flags of this command, and those of the job."""
+    """Return the flags of this command, and those of the job."""
     own: dict[str, str] = {}
     rest: list[str] = []
     remaining = iter(arguments)

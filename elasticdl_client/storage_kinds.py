@@ -65,18 +65,18 @@ KINDS: Mapping[str, StorageKind] = MappingProxyType(
 
 
 def scheme_of(path: str) -> str:
-    """The scheme of a URL of storage, in lower case; empty for a path and for any other URL."""
+    """Return the scheme of a URL of storage, in lower case; empty for a path and for any other URL."""
     scheme, mark, _ = path.partition("://")
     return scheme.lower() if mark and scheme.lower() in KINDS else ""
 
 
 def is_remote(path: str) -> bool:
-    """Whether a name of data is a URL of storage."""
+    """Return whether a name of data is a URL of storage."""
     return bool(scheme_of(path))
 
 
 def check_url(url: str) -> None:
-    """Checks that a URL of storage holds no credential: its files' names are printed, and kept in the job's journal.
+    """Check that a URL of storage holds no credential: names of its files are printed, and stored in the job's journal.
 
     Raises:
         StorageError: it has a password, a token or a signature in it, names no bucket or host, or its scheme has
@@ -95,12 +95,12 @@ def check_url(url: str) -> None:
 
 
 def has_capitals(url: str) -> bool:
-    """Whether the scheme of a URL of storage is not in lower case: packages take it for the name of a bucket."""
+    """Return whether the scheme of a URL of storage is not in lower case: packages take it for the name of a bucket."""
     return not url.startswith(scheme_of(url))
 
 
 def check_installed(url: str) -> None:
-    """Checks that the package for a URL of storage is installed here.
+    """Check that the package for a URL of storage is installed here.
 
     Raises:
         StorageError: naming the package and the extra.
@@ -112,7 +112,7 @@ def check_installed(url: str) -> None:
 
 
 def missing_package(url: str, module: str) -> StorageError:
-    """The error for a package that a URL of storage needs and that cannot be imported."""
+    """Return the error for a package that a URL of storage needs and that cannot be imported."""
     scheme = scheme_of(url)
     kind = KINDS[scheme]
     extra = f" (the extra {kind.extra})" if kind.extra else ""

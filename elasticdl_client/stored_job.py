@@ -167,7 +167,7 @@ def with_secrets(
         public: the job without them.
         envs: of --envs; they replace those of the job.
         environment: of this process: has the other variables of --envs, and flags as ``ELASTICDL_<FLAG>``.
-        note: takes what the user should know.
+        note: Receives messages for the user.
 
     Raises:
         FlagError: naming what is missing, or is not what the job began with.

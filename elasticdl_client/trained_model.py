@@ -52,7 +52,7 @@ class TrainedModel:
     version: int = 0
 
     def check_strategy(self, strategy: DistributionStrategy) -> None:
-        """Refuses a job that has parameter servers and no use for them, or needs them and has none.
+        """Refuse a job that has parameter servers and no use for them, or needs them and has none.
 
         Raises:
             FlagError: naming what works.
@@ -70,7 +70,7 @@ class TrainedModel:
             )
 
     def check_framework(self, framework: FrameworkName) -> None:
-        """Refuses a model of the other framework than the job's.
+        """Refuse a model of another framework than the job's.
 
         Raises:
             FlagError: naming both.
@@ -89,7 +89,7 @@ class TrainedModel:
 
 
 def look_at(path: AnyPath) -> TrainedModel:
-    """The trained model at a path; of a directory of versions the newest that is whole.
+    """Return the trained model at a path; for a directory of versions, the newest complete one.
 
     Raises:
         CheckpointError: there is none.
@@ -155,7 +155,7 @@ def check_unused(prediction_outputs: Path) -> None:
 
 
 def state_file(directory: AnyPath) -> AnyPath:
-    """The file of a checkpoint without parameter servers that holds the model.
+    """Return the file of a checkpoint without parameter servers that holds the model.
 
     Raises:
         CheckpointError: it is not there, or damaged.
@@ -181,7 +181,7 @@ def _kind_of_file(path: AnyPath) -> ModelKind:
 
 
 def _version(directory: AnyPath) -> TrainedModel:
-    """The checkpoint in a version's directory.
+    """Return the checkpoint in a version's directory.
 
     Raises:
         CheckpointError: it is not whole.
@@ -213,7 +213,7 @@ def _manifest(directory: AnyPath) -> dict[str, Any]:
 
 
 def _size_of(file: AnyPath) -> int | None:
-    """The bytes of a file; None: there is none."""
+    """Return the bytes of a file; None if it does not exist."""
     if not file.is_file():
         return None
     with file.open("rb") as opened:

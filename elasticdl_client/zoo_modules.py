@@ -68,7 +68,7 @@ def sources(zoo: Path, module: str, script: Path | None = None) -> Iterator[Sour
 
 
 def within(name: str) -> list[str]:
-    """A dotted name and what it lies in, longest first."""
+    """Return a dotted name and the packages that contain it, longest first."""
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
 
@@ -146,7 +146,7 @@ def _fits(signature: inspect.Signature, number: int) -> bool:
 
 
 def framework_of(spec: JobSpec) -> FrameworkName:
-    """The framework of a job: `--framework`, or what the model definition imports.
+    """Return the framework of a job: `--framework`, or what the model definition imports.
 
     The module that `--model_def` names counts first, then those of the zoo that it imports, nearest first.  The first
     one that imports a framework decides; one that imports both means TensorFlow.  Where none does, the port for an
@@ -166,7 +166,7 @@ def framework_of(spec: JobSpec) -> FrameworkName:
 
 
 def check_framework(spec: JobSpec) -> None:
-    """Checks that the job's strategy and flags can be had with models of its framework.
+    """Check that the job's strategy and flags work with models of its framework.
 
     Raises:
         ModelDefinitionError: they cannot.

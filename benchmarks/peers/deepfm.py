@@ -33,7 +33,7 @@ class DeepFM(keras.Model):  # type: ignore[misc]
 
 
 def compiled(optimizer: str, steps_per_execution: int) -> Any:
-    """The model, ready for `fit`."""
+    """Return the model, ready for `fit`."""
     model = DeepFM()
     rate = LEARNING_RATE[optimizer]
     made = getattr(keras.optimizers, optimizer)(rate)

@@ -17,5 +17,5 @@ def free_port() -> int:
 
 
 def torchrun(options: Sequence[str], script: Sequence[str]) -> list[str]:
-    """The command line of one agent."""
+    """Return the command line of one agent."""
     return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "benchmarks.peers.torch_ddp", *script]

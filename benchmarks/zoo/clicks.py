@@ -17,7 +17,7 @@ FEATURES = {
 
 
 def parse(records: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """A vector of serialized records as one minibatch."""
+    """Parse a vector of serialized records into one minibatch."""
     example = tf.io.parse_example(records, FEATURES)
     return {"ids": example["ids"], "dense": example["dense"]}, example["label"]
 

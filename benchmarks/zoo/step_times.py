@@ -19,7 +19,7 @@ RECORD = struct.Struct("<ddqq")
 
 
 def watched(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The same optimizer, whose steps are written down if the environment says so."""
+    """Return the same optimizer; it records the time of its steps if the environment asks for that."""
     directory = os.environ.get(VARIABLE)
     if directory:
         optimizer.register_step_post_hook(_writer(directory))

@@ -111,7 +111,7 @@ def feed_jpeg(records: list[bytes], mode: str, metadata: object) -> tuple[torch.
 
 
 def cropped(file: bytes) -> torch.Tensor:
-    """A random part of `SIZE` × `SIZE` pixels of a JPEG file, channels last."""
+    """Return a random part of `SIZE` × `SIZE` pixels of a JPEG file, channels last."""
     from PIL import Image
 
     with Image.open(io.BytesIO(file)) as image:

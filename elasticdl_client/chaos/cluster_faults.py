@@ -27,7 +27,7 @@ class ClusterFaults:
     """A fault injector (see `FaultInjector`).
 
     Args:
-        connection: to the cluster.
+        connection: Connection to the cluster.
         job: in it.
         make_master: gives the job a new master when its pod is gone, as `elasticdl resume` does.
     """

@@ -32,7 +32,7 @@ _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def run(options: Options, places: JobStores) -> int:
-    """Injects faults until the plan is over, the job has ended, or Ctrl-C; the exit code.
+    """Inject faults until the plan is over, the job has ended, or Ctrl-C; return the exit code.
 
     Raises:
         FlagError: a fault is impossible in this job, or the user has not confirmed.
@@ -64,7 +64,7 @@ class Chaos:
 
     Args:
         job: as it was found.
-        store: of the job.
+        store: The job's store.
         injector: of faults into it.
         plan: of the faults.
         stream: for a line each of faults and recoveries.
@@ -81,7 +81,7 @@ class Chaos:
         self._outage = ""
 
     def run(self) -> ChaosResult:
-        """Returns when the plan is over and the job has recovered, or has ended, or after an interrupt.
+        """Inject faults until the plan is over and the job has recovered or ended, or until an interrupt.
 
         Raises:
             JobError: the job was deleted.
@@ -121,7 +121,7 @@ class Chaos:
         return self._facts.job.phase is Phase.RUNNING and self._facts.job.status.records_done > 0
 
     def _follow(self, until: Callable[[], bool]) -> None:
-        """Looks at the job, and ends the faults that have lasted, until a condition holds or the job is over."""
+        """Observe the job, and end faults whose time is over, until a condition holds or the job has ended."""
         pause = threading.Event()
         while not until() and not self._is_over:
             pause.wait(_LOOK_S)
@@ -202,7 +202,7 @@ class Chaos:
 
 
 def _why_none(running: Sequence[Victim]) -> str:
-    """Why no pod of a role can have a fault, of those that run: a stopped one runs, and has one already."""
+    """Return why no running pod of a role can get a fault: a suspended pod runs, but has a fault already."""
     if not running:
         return "no pod of this role runs now"
     return f"each running pod of this role ({listed(one.subject for one in running)}) is stopped by an earlier fault"

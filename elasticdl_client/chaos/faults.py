@@ -49,7 +49,7 @@ class Victim:
 
     Attributes:
         subject: as events name it: worker-3, ps-0, master.
-        name: of the pod.
+        name: Name of the pod.
         uid: differs between two pods of one name.
         pid: its process on this machine; 0: it runs in a cluster.
     """
@@ -75,7 +75,7 @@ class FaultInjector(Protocol):
         ...
 
     def running(self, role: str) -> list[Victim]:
-        """The running pods of a role, by their number."""
+        """Return the running pods of a role, by their number."""
         ...
 
     def inject(self, fault: Fault, victim: Victim | None) -> None:
@@ -91,7 +91,7 @@ class FaultInjector(Protocol):
         ...
 
     def newest_checkpoint(self) -> int:
-        """The number of minibatches in the newest complete checkpoint that can be seen here; 0: none can."""
+        """Return the number of minibatches in the newest complete checkpoint that is visible here; 0: none is."""
         ...
 
 

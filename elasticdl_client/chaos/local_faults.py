@@ -90,7 +90,7 @@ class LocalFaults:
             yield cluster
 
     def _kill(self, victim: Victim) -> None:
-        """Returns when the agent has seen the end of the process, so that it is not chosen again."""
+        """Kill a pod and wait until the agent has seen its end, so that it is not chosen again."""
         _signal(victim, signal.SIGKILL)
         pause = threading.Event()
         with self._agent() as agent:

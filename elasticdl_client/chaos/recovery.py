@@ -31,7 +31,7 @@ class Moment:
     """A job as it was at a time.
 
     Attributes:
-        at: seconds since the Unix epoch.
+        at: Seconds since the Unix epoch.
         event: the number of its newest event.
         checkpoint: the number of minibatches in its newest checkpoint, where that can be seen.
     """
@@ -81,7 +81,7 @@ class Injection:
         return found is not None
 
     def to_plain(self) -> dict[str, Any]:
-        """The object of ``--output=json``."""
+        """Return the object of ``--output=json``."""
         return {
             "fault": str(self.fault),
             "subject": self.subject,
@@ -142,7 +142,7 @@ def _replacement(facts: Facts, lost: JobEvent) -> tuple[float, str] | None:
 
 
 def _has(formed: JobEvent, joined: JobEvent) -> bool:
-    """Whether a worker is a member of a group that formed after it had registered."""
+    """Return whether a worker is a member of a group that formed after it had registered."""
     return (
         formed.number > joined.number
         and joined.subject.removeprefix("worker-") in str(formed.details.get("workers", "")).split()
@@ -154,7 +154,7 @@ def _first(facts: Facts, after: int, subject: str, kinds: Sequence[EventKind]) -
 
 
 def _is_whole(now: JobStatus, before: JobStatus) -> bool:
-    """Whether as many pods work as did before."""
+    """Return whether as many pods work as before."""
     return (
         now.workers_alive >= min(before.workers_alive, now.workers_wanted)
         and now.ps_alive >= before.ps_alive
@@ -195,7 +195,7 @@ class ChaosResult:
         return found
 
     def records(self) -> dict[str, int]:
-        """Records since the beginning of the run: lost, repeated in the model, and computed again."""
+        """Return the records since the beginning of the run: lost, repeated in the model, and computed again."""
         now = self.facts.job.status
         before = self.begin.status if self.begin is not None else now
         found = {name: now.records.get(name, 0) - before.records.get(name, 0) for name in ("lost", "repeated")}
@@ -203,7 +203,7 @@ class ChaosResult:
         return {**found, "computed_again": again[1] - again[0]}
 
     def worker_seconds(self) -> dict[str, float]:
-        """The time of the workers since the beginning of the run, by `goodput.SlotState`."""
+        """Return the time of the workers since the beginning of the run, by `goodput.SlotState`."""
         before = self.begin.status.worker_seconds if self.begin is not None else {}
         now = self.facts.job.status.worker_seconds
         return {state: max(0.0, seconds - before.get(state, 0.0)) for state, seconds in now.items()}
@@ -213,7 +213,7 @@ class ChaosResult:
         return any(epoch.is_bound for epoch in self.facts.job.status.coverage)
 
     def text(self) -> str:
-        """A table of the faults, and the lines below it."""
+        """Return a table of the faults, and the lines below it."""
         rows = [["FAULT", "INJECTED", "RECOVERED", "MEDIAN", "MAX"]]
         for name, one in self._by_fault().items():
             seconds = [_seconds(one[key]) for key in ("median_seconds", "max_seconds")]
@@ -231,7 +231,7 @@ class ChaosResult:
         return "\n".join(lines)
 
     def to_plain(self) -> dict[str, Any]:
-        """The object of ``--output=json``; docs/chaos.md lists its keys."""
+        """Return the object of ``--output=json``; docs/chaos.md lists its keys."""
         job = self.facts.job
         return {
             **job.identity,

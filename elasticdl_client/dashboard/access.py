@@ -76,7 +76,7 @@ class Keys:
         return hmac.new(self.token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
     def knows_host(self, header: str) -> bool:
-        """Whether a Host header names this server; its port may be that of a tunnel."""
+        """Return whether a Host header names this server; its port may be that of a tunnel."""
         try:
             name = urlsplit(f"//{header}").hostname or ""
         except ValueError:
@@ -113,7 +113,7 @@ class AccessGate:
         await (refusal or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
-        """The answer to a request that does not pass; the exchange of the token for a cookie is one, too."""
+        """Return the response to a request that does not pass; one kind exchanges the token for a cookie."""
         if not self._keys.knows_host(request.headers.get("host", "")):
             return _forbidden("The dashboard does not have this name; --hosts gives it one.")
         given = request.query_params.get("token")
@@ -146,7 +146,7 @@ class AccessGate:
         return _equal(request.headers.get(ACTION_HEADER, ""), self._keys.action)
 
     def _is_own(self, origin: str, host: str) -> bool:
-        """Whether it is that of the page; a proxy may send a Host of its own."""
+        """Return whether an origin is that of the page; a proxy may send a Host of its own."""
         try:
             parts = urlsplit(origin)
         except ValueError:

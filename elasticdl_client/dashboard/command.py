@@ -29,7 +29,7 @@ _GRACE_S = 1  # for what is still answered
 
 
 def run(options: Options, places: JobStores) -> int:
-    """Serves until Ctrl-C; the exit code.
+    """Serve until Ctrl-C; return the exit code.
 
     Raises:
         FlagError: the address or the token is of no use.
@@ -95,7 +95,7 @@ def _token() -> str:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """A socket that listens there.
+    """Return a socket that listens there.
 
     Args:
         port: 0: the first free one.
@@ -119,5 +119,5 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def _has_display() -> bool:
-    """A browser that is opened would be seen by the person at the terminal."""
+    """Return whether the user at the terminal would see a browser window that is opened here."""
     return sys.stdout.isatty() and (sys.platform == "darwin" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ)))

@@ -86,7 +86,7 @@ _PHASES = {"Pending": LaneState.WAITING, "Running": LaneState.WORKING}
 
 
 def lanes_of(status: JobStatus, history: EventHistory, until: float) -> tuple[Lane, ...]:
-    """The lanes of a job: master, parameter servers, workers, each by number.
+    """Return the lanes of a job: master, parameter servers, workers, each by number.
 
     A pod without events, of a job without a journal, is shown as far as the status tells.
 

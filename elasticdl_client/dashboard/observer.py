@@ -116,7 +116,7 @@ class Observer:
         return self._view
 
     def store(self, job: JobInfo) -> JobStore:
-        """Where a job was found."""
+        """Return the store in which a job was found."""
         return self._places.store(job)
 
     @contextmanager
@@ -139,7 +139,7 @@ class Observer:
         return await self.newer_than(self._begun)
 
     async def newer_than(self, number: int) -> View:
-        """The newest view, once there is one after that number, or the observer is closed."""
+        """Wait for a view after that number, or for the observer's end; return the newest view."""
         async with self._looked:
             await self._looked.wait_for(lambda: self.is_closed or self._view.number > number)
             return self._view
@@ -151,7 +151,7 @@ class Observer:
             self._looked.notify_all()
 
     async def run(self) -> None:
-        """Looks until it is cancelled."""
+        """Observe the jobs until cancelled."""
         while True:
             if not self._pages:
                 await self._wake.wait()
@@ -204,7 +204,7 @@ class Observer:
 
 
 def _in_daemon(look: Callable[[], View]) -> asyncio.Future[View]:
-    """The view of a look in a thread that the end of the process does not wait for, as for those of asyncio."""
+    """Return a new view, read in a daemon thread: at its end, a process waits for threads of asyncio."""
     found: Future[View] = Future()
 
     def run() -> None:
@@ -219,7 +219,7 @@ def _in_daemon(look: Callable[[], View]) -> asyncio.Future[View]:
 
 
 def _nearer(store: JobStore, job: JobInfo) -> JobInfo:
-    """A job of a cluster with why its pods are pending, for which a list does not ask."""
+    """Return a job of a cluster with the reasons why its pods are pending, which a list does not read."""
     if job.runtime is Runtime.LOCAL or all(pod.phase != "Pending" for pod in job.status.pods):
         return job
     try:

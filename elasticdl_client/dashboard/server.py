@@ -87,7 +87,7 @@ class Dashboard:
                 process.kill()
 
     def application(self) -> Starlette:
-        """The ASGI application, behind its gate."""
+        """Return the ASGI application, behind its gate."""
         routes = [
             Route("/", self._index),
             Route("/static/{name:path}", self._static),
@@ -258,7 +258,7 @@ class Dashboard:
 
 
 async def _blocks(process: asyncio.subprocess.Process) -> AsyncIterator[list[dict[str, str]]]:
-    """The objects that a process prints, one a line, as many at a time as have come."""
+    """Yield the objects that a process prints, one per line; each time all that have arrived."""
     assert process.stdout is not None
     rest: list[bytes] = []  # of a line whose end has not come
     while block := await process.stdout.read(_BLOCK_BYTES):
@@ -311,7 +311,7 @@ Plain = dict[str, Any]
 
 
 def job_row(job_id: str, job: JobInfo) -> Plain:
-    """A job in the list of all."""
+    """Return a job's row in the list of jobs."""
     status = job.status
     return {
         "id": job_id,
@@ -338,7 +338,7 @@ def job_row(job_id: str, job: JobInfo) -> Plain:
 
 
 def job_page(job_id: str, job: JobInfo, detail: JobDetail) -> Plain:
-    """A job's page but for its events, which are sent once each."""
+    """Return a job's page without its events, which are sent once each."""
     status = job.status
     prefix = f"elasticdl-{job.name}-"
     scaled = worker_range.describe(status) if job.phase is Phase.RUNNING else ""
@@ -377,7 +377,7 @@ def job_page(job_id: str, job: JobInfo, detail: JobDetail) -> Plain:
 
 
 def event_row(event: JobEvent) -> list[Any]:
-    """An event: number, time, kind, subject, text, cause, whether it is a trouble."""
+    """Return an event: number, time, kind, subject, text, cause, whether it is a warning."""
     return [
         event.number,
         round(event.at, 3),

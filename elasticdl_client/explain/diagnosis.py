@@ -219,7 +219,7 @@ class Diagnosis:
         return self.subjects[0]
 
     def to_plain(self) -> dict[str, Any]:
-        """The object of ``--output=json``; docs/troubles.md lists its keys."""
+        """Return the object of ``--output=json``; docs/troubles.md lists its keys."""
         return {
             "trouble": self.trouble.value,
             "subjects": list(self.subjects),
@@ -249,7 +249,7 @@ class Facts:
     Attributes:
         job: as it was found, with the status that its master wrote last and the pods as the cluster shows them.
         history: its events, as far as they are kept.
-        now: seconds since the Unix epoch.
+        now: Seconds since the Unix epoch.
         master_log: the end of the log of a master that ends again and again; empty: it does not, or its log is gone.
     """
 
@@ -259,20 +259,20 @@ class Facts:
     master_log: str = ""
 
     def of(self, *kinds: EventKind) -> list[JobEvent]:
-        """The events of some kinds, the oldest first."""
+        """Return the events of some kinds, the oldest first."""
         return [event for event in self.history.events if event.kind in kinds]
 
     def about(self, subject: str) -> list[JobEvent]:
-        """The events of a subject, the oldest first."""
+        """Return the events of a subject, the oldest first."""
         return [event for event in self.history.events if event.subject == subject]
 
     def after(self, event: JobEvent, subject: str, *kinds: EventKind) -> JobEvent | None:
-        """The first later event of some kinds about a subject."""
+        """Return the first later event of some kinds about a subject."""
         later = (e for e in self.about(subject) if e.number > event.number and e.kind in kinds)
         return next(later, None)
 
     def consequences(self, *events: JobEvent) -> list[JobEvent]:
-        """The events that follow from some, at first or second hand, the oldest first."""
+        """Return the direct and indirect consequences of some events, the oldest first."""
         found = {event.number for event in events}
         follow = []
         for event in self.history.events:  # in order of number, and a cause has a smaller one
@@ -286,7 +286,7 @@ class Facts:
         return any(event.kind is EventKind.JOB_FAILED for event in self.consequences(*events))
 
     def flag(self, name: str) -> Any:
-        """The value of a flag; None where the specification is not kept."""
+        """Return the value of a flag; None if there is no specification."""
         return None if self.job.spec is None else getattr(self.job.spec, name)
 
     @property
@@ -307,17 +307,17 @@ def evidence_of(event: JobEvent) -> dict[str, Detail]:
 
 
 def one_line(text: str) -> str:
-    """The first line of a text; its tail is in the evidence."""
+    """Return the first line of a text; its tail is in the evidence."""
     return text.strip().partition("\n")[0]
 
 
 def plural(count: int, noun: str) -> str:
-    """A count with its noun: 1 task, 2 tasks."""
+    """Return a count with its noun: 1 task, 2 tasks."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:
-    """Names in a sentence, the first few of many."""
+    """Return names joined for a sentence: the first `most`, then the number of the others."""
     every = list(dict.fromkeys(names))
     shown = every[:most]
     if len(every) > most:
@@ -329,7 +329,7 @@ _READY = (EventKind.WORKER_REGISTERED, EventKind.PS_READY)
 
 
 def evidence(facts: Facts, event: JobEvent) -> tuple[str, ...]:
-    """An event and those that led to it, the nearest first, as lines of evidence."""
+    """Return an event and its causes, the nearest first, as lines of evidence."""
     chain = [event, *facts.history.chain(event)]
     return tuple(stated(one) for one in chain if one.kind is not EventKind.POD_CREATED)
 
@@ -415,7 +415,7 @@ def _successor(facts: Facts, lost: JobEvent, follow: list[JobEvent]) -> tuple[st
 
 
 def group_change(follow: list[JobEvent]) -> list[str]:
-    """How a group formed again after something, as a part of a sentence; empty: none did."""
+    """Return how a group formed again after an event, as part of a sentence; empty: none did."""
     formed = next((event for event in follow if event.kind is EventKind.GROUP_FORMED), None)
     if formed is None:
         return []

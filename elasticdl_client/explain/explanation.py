@@ -78,7 +78,7 @@ class Explanation:
     summed_up: int
 
     def to_plain(self) -> dict[str, Any]:
-        """The object of ``--output=json``; docs/troubles.md lists its keys."""
+        """Return the object of ``--output=json``; docs/troubles.md lists its keys."""
         job = self.facts.job
         return {
             **job.identity,
@@ -130,7 +130,7 @@ def _merged(group: Sequence[Diagnosis]) -> Diagnosis:
 
 
 def _concerns(facts: Facts, diagnosis: Diagnosis, question: Question) -> bool:
-    """Whether a diagnosis belongs to the answer."""
+    """Return whether a diagnosis belongs to the answer."""
     if question.pending and diagnosis.trouble not in PENDING:
         return False
     if question.slow and diagnosis.trouble not in SLOW and not diagnosis.cost.slot_seconds:
@@ -215,7 +215,7 @@ def _asked(question: Question) -> str:
 
 
 def _spent(job: JobInfo) -> list[str]:
-    """Where the time went."""
+    """Return one line per role about how its time was spent."""
     pairs = (("workers", job.status.worker_seconds), ("parameter servers", job.status.ps_seconds))
     return [f"Time of the {name}: {goodput.summary(seconds)}." for name, seconds in pairs if seconds]
 

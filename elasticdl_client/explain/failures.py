@@ -163,7 +163,7 @@ def failed_tasks(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def _place(frames: list[ErrorFrame]) -> dict[str, Detail]:
-    """Where the innermost frame is, as evidence."""
+    """Return the location of the innermost frame, as evidence."""
     return {"at": f"{frames[-1].path}:{frames[-1].line}", "function": frames[-1].function} if frames else {}
 
 
@@ -242,7 +242,7 @@ def _key(message: str) -> str:
 
 
 def _hint(message: str) -> str:
-    """The advice that an error of ours has in itself."""
+    """Return the hint that is part of an error of ElasticDL."""
     return " ".join(message.partition("\n  → ")[2].split("\n")[:1]).strip()
 
 
@@ -263,7 +263,7 @@ def losses(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def excluded(facts: Facts) -> Iterator[Diagnosis]:
-    """Records that --max_bad_records has left out."""
+    """Report the records that were skipped because of --max_bad_records."""
     before = 0
     for event in facts.of(EventKind.RECORDS_EXCLUDED):
         records = str(event.details.get("records", ""))

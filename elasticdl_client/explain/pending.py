@@ -178,7 +178,7 @@ def _quota(message: str) -> Wait:
 
 
 def _unscheduled(message: str, role: str) -> Wait:
-    """The reason that matters of those that a scheduler lists, with the counts of nodes of all."""
+    """Return the most important of a scheduler's reasons, with the number of nodes of each."""
     scheduled = message.partition(" preemption:")[0]
     reasons = {found["reason"].strip(): int(found["count"]) for found in _COUNTED.finditer(scheduled)}
     evidence: dict[str, Detail] = {f"nodes: {reason}": count for reason, count in reasons.items()}

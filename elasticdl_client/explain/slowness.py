@@ -358,7 +358,7 @@ def input_bound(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def _lacks_workers(facts: Facts) -> bool:
-    """Whether a job that runs has no worker now: the shares are of earlier ones."""
+    """Return whether a job that runs has no worker now: the shares are of earlier ones."""
     return not facts.is_over and not facts.job.status.workers_alive
 
 
@@ -463,7 +463,7 @@ def _load(servers: Sequence[PsStatus], seconds: Mapping[str, float]) -> tuple[Ps
 
 
 def _stands_out(largest: float, every: Sequence[float]) -> bool:
-    """Whether the largest of several values is far above the mean of the others."""
+    """Return whether the largest of several values is far above the mean of the others."""
     others = len(every) - 1
     return others > 0 and largest > _UNEVEN * (sum(every) - largest) / others
 
@@ -513,7 +513,7 @@ _GROWTH_CURES = {
 
 
 def ended_growth(facts: Facts) -> Iterator[Diagnosis]:
-    """A number of workers that follows the gain, and grows no more for a bottleneck."""
+    """Diagnose a number of workers that follows the measured gain and no longer grows because of a bottleneck."""
     status, scaling = facts.job.status, facts.job.status.scaling
     if scaling is None or scaling.gain is None or scaling.bottleneck in ("", Bottleneck.ROOM):
         return

@@ -1,6 +1,9 @@
-"""The logs of a job's pods in a cluster, past and new lines: one thread a pod, and a look at the pods each second.
+"""The logs of a job's pods in a cluster, past and new lines.
 
-A stream that breaks is opened again where it broke; so is the one of a container's, or a pod's, next run.
+One thread reads each pod, and the pods are listed every second.
+
+A stream that breaks is opened again at its last line.  When a container is restarted, or a pod replaced, the stream of
+the next run is opened.
 """
 
 from __future__ import annotations
@@ -26,28 +29,28 @@ from elasticdl_client.kubernetes.api_client import CONNECT_TIMEOUT_S, object_pat
 
 _LOOK_S = 1.0
 _SILENCE_S = 300.0  # a stream without a line for so long is opened again: its connection may be dead
-_LAST_LINES_S = 10.0  # after the job's end its pods' streams get so long to end
-_MAX_REST = 1 << 16  # bytes of a line without an end
-_OF_ALL_PODS = (401, 403)  # statuses of calls that would fail for the next pod, too
+_LAST_LINES_S = 10.0  # time for the streams of the job's pods to end after the end of the job
+_MAX_REST = 1 << 16  # bytes of an incomplete line that are kept
+_OF_ALL_PODS = (401, 403)  # HTTP statuses of errors that the next pod's call would get, too
 _BEFORE_ALL = (0.0, "")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
-_OVERLAP_S = 30.0  # of a stream that is opened again, beyond the time since its last line
+_OVERLAP_S = 30.0  # how much further back than its last line a reopened stream begins
 
 
 def lines(
     connection: Connection, job: JobInfo, request: LogRequest, find: Callable[[], JobInfo | None]
 ) -> Iterator[LogLine]:
-    """The lines that are wanted.
+    """Yield the requested log lines.
 
     Args:
-        connection: to the cluster.
-        job: whose lines.
-        request: which of them.
-        find: the job as it is now.
+        connection: Connection to the cluster.
+        job: The job to read.
+        request: Filters: role, tail, since, previous; and whether to follow.
+        find: Returns the current state of the job, None once it is deleted.
 
     Raises:
-        JobError: there is no such pod, or it has printed nothing yet.
-        ClusterError: the cluster does not answer, or refuses.
+        JobError: No pod matches, or none has printed anything yet.
+        ClusterError: The cluster does not answer, or refuses.
     """
     if request.follow:
         _expect_many_streams()
@@ -56,7 +59,7 @@ def lines(
 
 
 def _expect_many_streams() -> None:
-    """Silences the warning of a full connection pool: each stream keeps a connection to itself."""
+    """Silence the warning about a full connection pool: each stream keeps one connection."""
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
 
@@ -89,12 +92,12 @@ def _printed(connection: Connection, job: JobInfo, request: LogRequest) -> Itera
                 yield from (_line(name, text, request.timestamps) for text in _split(response))
         except ClusterError as error:
             if error.status == 0:
-                read_pod(connection, job.namespace, name)  # raises if it is the cluster that does not answer
+                read_pod(connection, job.namespace, name)  # raises if the cluster, not this pod, is unreachable
                 what = f"The log of pod {name} has broken off, or its node does not answer."
                 error = ClusterError(what, f"See `elasticdl status {job.name}`.")
             if not request.is_of_many or error.status in _OF_ALL_PODS:
                 raise error
-            _note(error.what)  # it is gone since it was listed, or its node does not answer
+            _note(error.what)  # the pod was deleted after it was listed, or its node does not answer
 
 
 def _line(pod: str, text: str, has_stamp: bool) -> LogLine:
@@ -103,9 +106,10 @@ def _line(pod: str, text: str, has_stamp: bool) -> LogLine:
 
 
 def _with_life_before(found: list[Object], request: LogRequest) -> list[Object]:
-    """
+    """Return the pods whose container has an earlier run, which `--previous` reads.
+
     Raises:
-        JobError: none of them was started again.
+        JobError: No container was restarted.
     """
     again = [pod for pod in found if (cluster_objects.container(pod).get("lastState") or {}).get("terminated")]
     if not again:
@@ -119,7 +123,7 @@ def _with_life_before(found: list[Object], request: LogRequest) -> list[Object]:
 
 
 def _part(tail: int, since_s: float) -> dict[str, str | int]:
-    """The options of a request for a part of what a pod has printed."""
+    """Return the API options that limit the output to the last lines or seconds."""
     options: dict[str, str | int] = {"tailLines": tail} if tail >= 0 else {}
     return options | ({"sinceSeconds": max(1, round(since_s))} if since_s else {})
 
@@ -162,38 +166,41 @@ def _split(response: Any) -> Iterator[str]:
 
 
 class _Position:
-    """Where in the logs of a container's runs a reader is, by the kubelet's time stamps.
+    """A reader's position in the logs of a container's runs, by the kubelet's time stamps.
 
-    They need not grow: the clock of a node may be set back. So only a new stream's beginning is compared with them.
+    Stamps need not grow: a node's clock may be set back. So they are compared only at the beginning of a new stream.
     """
 
     def __init__(self, tail: int, since_s: float) -> None:
         self._tail = tail
         self._since_s = since_s
-        self._stamp, self._time = "", _BEFORE_ALL  # of the line that was taken last
-        self._num_taken = 0  # lines of that very time
-        self._num_seen = 0  # of them, in the present stream
-        self._is_behind = False  # the present stream repeats what was read
-        self._read_at: float | None = None  # None: no line of this run yet
+        self._stamp, self._time = "", _BEFORE_ALL  # of the last line taken
+        self._num_taken = 0  # lines taken with exactly this time
+        self._num_seen = 0  # how many of them the current stream has repeated
+        self._is_behind = False  # the current stream repeats lines that were read before
+        self._read_at: float | None = None  # None: no line of this run was read yet
 
     @property
     def stamp(self) -> str:
-        """Of the line that was taken last."""
+        """The time stamp of the last line taken."""
         return self._stamp
 
     def begin_next_life(self) -> None:
-        """All of its log is wanted, except lines read before the server showed it: the kubelet gives it earlier."""
+        """Start at the beginning of the next run's log.
+
+        Lines read before the API server showed the restart are skipped: the kubelet serves them earlier.
+        """
         self._tail, self._since_s, self._read_at = -1, 0.0, None
 
     def options(self) -> dict[str, str | int]:
-        """Return the options of a new stream: from this position on, with some lines before it."""
+        """Return the options of a new stream: from this position on, with some overlap before it."""
         self._num_seen, self._is_behind = 0, bool(self._stamp)
         if self._read_at is not None:
             return {"sinceSeconds": int(time.monotonic() - self._read_at + _OVERLAP_S)}
         return _part(self._tail, self._since_s)
 
     def take(self, line: str) -> str | None:
-        """The text of a stamped line; None if it was read before, or has no stamp: the kubelet's own words."""
+        """Return the text of a stamped line; None if it was read before or has no stamp (a message of the kubelet)."""
         stamp, _, text = line.partition(" ")
         at = _time_of(stamp)
         if at is None or (self._is_behind and self._was_read(at)):
@@ -210,7 +217,7 @@ class _Position:
 
 
 def _time_of(stamp: str) -> tuple[float, str] | None:
-    """Seconds since the Unix epoch, and the digits behind them, of which a number has too few; None: it is no stamp."""
+    """Return seconds since the Unix epoch and the digits of the fraction, which a float would round; None: no stamp."""
     found = _STAMP.fullmatch(stamp)
     if found is None:
         return None
@@ -222,7 +229,7 @@ def _note(what: str) -> None:
 
 
 class _PodReader:
-    """Reads one pod, by its uid, through the runs of its container, and puts its lines into a queue."""
+    """Reads one pod, identified by its uid, through all runs of its container, and puts its lines into a queue."""
 
     def __init__(
         self,
@@ -256,23 +263,23 @@ class _PodReader:
                     life = current
                 if life:
                     self._read(pod, position)
-                if not _may_print(pod):  # it had ended before this was read, so this was all
+                if not _may_print(pod):  # it had ended before this read, so the read was complete
                     return
             except ClusterError as error:
-                if not error.unreachable and error.status not in (400, 404):  # its container, or it, is just changing
+                if not error.unreachable and error.status not in (400, 404):  # its container, or it, is being replaced
                     self._say(error.what)
                     return
             threading.Event().wait(_LOOK_S)
 
     def close(self) -> None:
-        """Let the thread end with the next line that the pod prints; that line and later ones are not taken."""
+        """Let the thread end with the next line that the pod prints; that line and later ones are dropped."""
         self._is_closed = True
 
     def _read(self, pod: Object, position: _Position) -> None:
         with self._connection.doing(f"read the log of pod {self._name}"):
             options = {"follow": "true", "timestamps": "true", **position.options()}
             response = _open(self._connection, pod, options, (CONNECT_TIMEOUT_S, _SILENCE_S))
-            if self._look() is None:  # logs are read by name, and a successor may have it
+            if self._look() is None:  # logs are read by name, which a successor may have
                 response.close()
                 return
             for line in _split(response):
@@ -283,34 +290,34 @@ class _PodReader:
                     self._lines.put(LogLine(self._name, text, position.stamp))
 
     def _look(self) -> Object | None:
-        """The pod of this reader; None once it is gone."""
+        """Return the pod of this reader; None once it is deleted."""
         pod = read_pod(self._connection, self._namespace, self._name)
         return pod if pod is not None and pod["metadata"]["uid"] == self._uid else None
 
 
 class PodLogs:
-    """The logs of a job's workers for a client that follows the job, as they come: one thread a worker.
+    """Log lines of a job's workers for a client that follows the job; one thread reads each worker.
 
     Args:
-        connection: to the cluster.
-        namespace: of the job.
-        prefix: of the pods' names, `elasticdl-JOB-`.
+        connection: Connection to the cluster.
+        namespace: Namespace of the job.
+        prefix: Prefix of the pods' names, `elasticdl-JOB-`.
     """
 
     def __init__(self, connection: Connection, namespace: str, prefix: str) -> None:
         self._connection = connection
         self._namespace = namespace
         self._prefix = prefix
-        self._deadline: float | None = None  # for the last lines of all workers
+        self._deadline: float | None = None  # when to stop waiting for the last lines of all workers
         _expect_many_streams()
 
     def workers(self, status: JobStatus) -> list[str]:
-        """Return those that have started."""
+        """Return the workers that have started."""
         started = [pod for pod in status.pods if pod.role == "worker" and pod.phase != "Pending"]
         return [pod.name.removeprefix(self._prefix) for pod in started]
 
     def open(self, worker: str, *, from_now: bool) -> _PodLines | None:
-        """Begin to read a worker; return None while it has no container, or the cluster does not answer."""
+        """Start to read a worker; return None while it has no container, or if the cluster does not answer."""
         try:
             pod = read_pod(self._connection, self._namespace, f"{self._prefix}{worker}")
         except ClusterError as error:
@@ -327,14 +334,14 @@ class PodLogs:
         return _PodLines(reader, lines, self._wait_for_end)
 
     def _wait_for_end(self, reader: _PodReader) -> None:
-        """Waits for a pod's last lines; all pods together get a limited time for them."""
+        """Wait for a pod's last lines; all pods together share one time limit."""
         if self._deadline is None:
             self._deadline = time.monotonic() + _LAST_LINES_S
         reader.thread.join(max(0.0, self._deadline - time.monotonic()))
 
 
 class _PodLines:
-    """The lines of one pod, of which `lines` returns those since the call before."""
+    """The lines of one pod; `lines` returns those since the previous call."""
 
     def __init__(
         self, reader: _PodReader, lines: queue.SimpleQueue[LogLine], wait_for_end: Callable[[_PodReader], None]
@@ -347,7 +354,7 @@ class _PodLines:
         if last:
             self._wait_for_end(self._reader)
         found = list[str]()
-        while not self._queue.empty():  # nothing else takes from it
+        while not self._queue.empty():  # this is the only consumer
             found.append(self._queue.get().text)
         return found
 
@@ -368,7 +375,7 @@ class _Follower:
         self._said = ""
 
     def lines(self) -> Iterator[LogLine]:
-        """Until the job has ended, or the one pod that was asked for."""
+        """Yield lines until the job, or the only requested pod, has ended."""
         asked, look_at, deadline = (self._request.tail, self._request.since_s), 0.0, float("inf")
         while True:
             if time.monotonic() >= look_at:
@@ -383,7 +390,7 @@ class _Follower:
                     return
 
     def _look(self, tail: int, since_s: float) -> bool:
-        """Starts readers for new pods; whether no more are to come."""
+        """Start readers for new pods; return whether no more pods will come."""
         try:
             found = _pods(self._connection, self._job)
             wanted = [pod for pod in found if self._request.takes(_role(pod))]
@@ -403,7 +410,7 @@ class _Follower:
         if master is not None and cluster_objects.label(master, names.STATUS_LABEL) in ("Finished", "Failed"):
             return True
         if self._request.role.startswith("worker-") and self._readers and not any(map(_may_print, wanted)):
-            return True  # its successor has another number
+            return True  # a worker's successor has another number
         if master is not None and cluster_objects.pod_status(master).phase in ("Pending", "Running"):
             return False
         job = self._find()

@@ -1,10 +1,11 @@
-"""The objects of jobs in a cluster as the API's own JSON: listed by label, read as `PodStatus`, deleted, and nothing
-decided.
+"""The objects of jobs in a cluster as JSON of the API: listed by label, read as `PodStatus`, and deleted.
 
-Plain dictionaries with the API's names, so objects of any server version are read.
+This module decides nothing.
 
-`delete_job` ends a job: its master first, then what owns the rest, then whatever has no owner.  `PodStatus` has a pod's
-role, its phase, and why it is pending or has ended, in the API's words.
+Objects are plain dictionaries with the API's names, so those of any server version can be read.
+
+`delete_job` deletes a job: its master first, then the owner of the other objects, then objects without an owner.
+`PodStatus` has a pod's role, its phase, and the API's reason why it is pending or has ended.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _PLURALS = {"network_policy": "network policies"}
 def list_objects(
     connection: Connection, kind: str, namespace: str, job: str = "", *, without: str = ""
 ) -> list[Object]:
-    """The objects of jobs, or of one job.
+    """Return the objects of all jobs, or of one job.
 
     Args:
-        connection: to the cluster.
-        kind: one of `KINDS`.
-        namespace: empty: all of them.
-        job: empty: of every job.
-        without: a label; those that have it are left out.
+        connection: Connection to the cluster.
+        kind: One of `KINDS`.
+        namespace: Empty: all namespaces.
+        job: Name of the job; empty: all jobs.
+        without: A label; objects that have it are left out.
 
     Raises:
-        ClusterError: the cluster does not answer, or refuses.
+        ClusterError: The cluster does not answer, or refuses.
     """
     selector = f"{names.APP_LABEL}={names.APP},{names.JOB_LABEL}" + (f"={job}" if job else "")
     selector += f",!{without}" if without else ""
@@ -51,14 +52,14 @@ def list_objects(
 def delete_object(
     connection: Connection, kind: str, namespace: str, name: str, options: Mapping[str, Any] | None = None
 ) -> None:
-    """Delete an object; one that is gone already is no error.
+    """Delete an object; it is no error if the object does not exist.
 
     Args:
-        connection: to the cluster.
-        kind: one of `KINDS`.
-        namespace: of the object.
-        name: of the object.
-        options: the DeleteOptions.
+        connection: Connection to the cluster.
+        kind: One of `KINDS`.
+        namespace: Namespace of the object.
+        name: Name of the object.
+        options: DeleteOptions of the API, by their JSON names.
 
     Raises:
         ClusterError: the cluster does not answer, or refuses.
@@ -72,7 +73,7 @@ def delete_object(
 
 
 def read_pod(connection: Connection, namespace: str, name: str) -> Object | None:
-    """A pod; None if there is none.
+    """Return a pod; None if it does not exist.
 
     Raises:
         ClusterError: the cluster does not answer, or refuses.
@@ -88,7 +89,7 @@ def read_pod(connection: Connection, namespace: str, name: str) -> Object | None
 
 
 def words(kind: str) -> str:
-    """A kind for people, in the plural."""
+    """Return the plural name of a kind, for messages."""
     return _PLURALS.get(kind, kind.replace("_", " ") + "s")
 
 
@@ -101,14 +102,14 @@ _FORBIDDEN = 403
 
 
 def delete_job(connection: Connection, job: JobInfo, wait_s: float | None) -> None:
-    """Deletes a job and, unless `wait_s` is None, waits until nothing of it is left.
+    """Delete a job and, unless `wait_s` is None, wait until none of its objects is left.
 
     Raises:
         JobError: something of it is still there.
         ClusterError: the cluster does not answer, or refuses.
     """
     master, owner = names.pod_name(job.name, "master", 0), names.job_object(job.name)
-    delete_object(connection, "pod", job.namespace, master)  # or it would replace the pods that go
+    delete_object(connection, "pod", job.namespace, master)  # first: it would replace the pods that are deleted
     delete_object(connection, "config_map", job.namespace, owner, {"propagationPolicy": "Background"})
     left: list[str] = []
 
@@ -126,7 +127,7 @@ def delete_job(connection: Connection, job: JobInfo, wait_s: float | None) -> No
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Whether it has come true in time; asks twice a second."""
+    """Return whether a condition becomes true in time; check it twice a second."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -136,7 +137,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def _delete_orphans(connection: Connection, job: JobInfo) -> list[str]:
-    """Delete the objects of a job that the garbage collector keeps; return all that are left, as kind/name."""
+    """Delete the objects of a job that the garbage collector leaves; return all that still exist, as kind/name."""
     left = []
     for kind in KINDS:
         for thing in _visible(connection, kind, job):
@@ -148,7 +149,7 @@ def _delete_orphans(connection: Connection, job: JobInfo) -> list[str]:
 
 
 def _visible(connection: Connection, kind: str, job: JobInfo) -> list[Object]:
-    """The objects of a kind; none where the user may not list them, and the garbage collector has to do."""
+    """Return the objects of a kind; none if the user may not list them: then the garbage collector must delete them."""
     try:
         return list_objects(connection, kind, job.namespace, job.name)
     except ClusterError as error:
@@ -163,31 +164,31 @@ IN_THE_MAKING = ("ContainerCreating", "PodInitializing")
 
 
 def label(pod: Mapping[str, Any], name: str) -> str:
-    """A label of an object; empty if it has none."""
+    """Return a label of an object; empty if it is not set."""
     return str((pod["metadata"].get("labels") or {}).get(name, ""))
 
 
 def is_going(pod: Mapping[str, Any]) -> bool:
-    """Whether it is being deleted."""
+    """Return whether an object is being deleted."""
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 def sort_key(pod: Mapping[str, Any]) -> tuple[int, int, str]:
-    """Master, servers, workers, each by their number."""
+    """Return a sort key: master, parameter servers, workers, each by number."""
     role, index = label(pod, names.ROLE_LABEL), label(pod, names.INDEX_LABEL)
     number = int(index) if index.isdecimal() else 0
     return (_ROLES.index(role) if role in _ROLES else len(_ROLES), number, str(pod["metadata"]["name"]))
 
 
 def container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The status of the container that does the work; empty while there is none."""
+    """Return the status of the pod's main container; empty while there is none."""
     statuses = pod.get("status", {}).get("containerStatuses") or ()
     own = names.own_container(pod["metadata"]["name"], [one["name"] for one in pod["spec"]["containers"]])
     return next((status for status in statuses if status.get("name") == own), {})
 
 
 def is_being_made(pod: Mapping[str, Any]) -> bool:
-    """Whether its kubelet makes its container, or tries to: the object does not say what that waits for."""
+    """Return whether the kubelet is creating the container, or tries to; only Events say what it waits for."""
     state = container(pod).get("state") or {}
     reason = (state.get("waiting") or {}).get("reason", "")
     is_placed = _phase(pod) == "Pending" and "nodeName" in pod["spec"] and not is_going(pod)
@@ -207,7 +208,7 @@ def pod_status(pod: Mapping[str, Any]) -> PodStatus:
 
 
 def _phase(pod: Mapping[str, Any]) -> str:
-    """Of the pod, or of its own container where that has ended for good and the pod's is still to be written."""
+    """Return the pod's phase; that of its main container if that has ended and the pod's phase is not updated yet."""
     phase = str(pod.get("status", {}).get("phase", "Pending"))
     ended = (container(pod).get("state") or {}).get("terminated")
     if phase == "Running" and ended and pod["spec"].get("restartPolicy") == "Never":
@@ -237,7 +238,7 @@ def _message(pod: Mapping[str, Any], status: Mapping[str, Any]) -> str:
 
 
 def _condition(status: Mapping[str, Any], kind: str, value: str) -> Mapping[str, Any]:
-    """A condition of a pod that has this value; empty if it has another, or there is none."""
+    """Return the pod's condition of this type if it has this value; else an empty mapping."""
     found = (one for one in status.get("conditions") or () if (one.get("type"), one.get("status")) == (kind, value))
     return next(found, {})
 

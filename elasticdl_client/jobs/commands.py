@@ -1,4 +1,4 @@
-"""The commands themselves: options to stores, jobs to what is printed, and the exit code."""
+"""The job commands: from options to stores, from jobs to printed text and exit code."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from elasticdl_client.jobs.watch import watch, watch_list
 from elasticdl_client.storage_kinds import is_remote
 from elasticdl_client.stored_job import StoredJob, with_secrets
 
-_LOG_LINES = 10  # of a master that does not start
-_MAX_WIDTH = 120  # of a line of sentences; longer ones are hard to read
+_LOG_LINES = 10  # lines shown of the log of a master that does not start
+_MAX_WIDTH = 120  # of a line of prose; longer ones are hard to read
 
 
 def run(command: str, arguments: Sequence[str]) -> int:
-    """Runs a job command; the exit code for the shell.
+    """Run a job command; return the exit code for the shell.
 
     Raises:
         FlagError: the command line is wrong.
@@ -135,10 +135,10 @@ def _explain(options: Options, places: JobStores) -> int:
 
 
 def _log_of_crashing_master(job: JobInfo, store: JobStore, history: EventHistory) -> str:
-    """The end of the log of a master that ends again and again, which may say why nothing else is known.
+    """Return the end of the log of a master that crashes again and again: it may be the only sign of the cause.
 
-    Between two ends of its container the present run has printed nothing of the cause yet, so the log is that of the
-    run before; once the master has come up, its restarts are events.
+    Right after a restart the current run has printed nothing about the cause, so the log of the run before is read.
+    Once the master has started, its restarts are events.
     """
     master = next((pod for pod in job.status.pods if pod.role == "master"), None)
     if master is None or job.has_ended:
@@ -149,7 +149,7 @@ def _log_of_crashing_master(job: JobInfo, store: JobStore, history: EventHistory
     try:
         request = LogRequest("master", False, _LOG_LINES, previous=runs_again)
         return "\n".join(line.text for line in store.logs(job, request))
-    except ElasticDLError:  # it is a help, no more
+    except ElasticDLError:  # the log is optional
         return ""
 
 
@@ -221,14 +221,14 @@ def _clean(options: Options, places: JobStores) -> int:
 
 
 def _has_still_ended(job: JobInfo, places: JobStores) -> bool:
-    """It may take minutes to delete others, and by then a new job may have its name."""
+    """Return whether a job is still an ended one: deleting others takes minutes; a new job may have its name now."""
     place = (job.name, job.namespace, job.directory)
     jobs = places.store(job).list()
     return any(one.has_ended and (one.name, one.namespace, one.directory) == place for one in jobs)
 
 
 def _delete_one(job: JobInfo, options: Options, places: JobStores) -> dict[str, Any]:
-    """Deletes a job and says so; the object of --output=json."""
+    """Delete a job and print that; return its object for --output=json."""
     if not options.dry_run:
         places.store(job).delete(job, options.timeout if options.wait else None)
     if not options.output:
@@ -275,7 +275,7 @@ def _resume(options: Options, places: JobStores) -> int:
         raise JobError(f'job "{job.name}" {job.where} is {job.phase.lower()}: it has a master already.', _see(job))
     code = places.store(job).resume(job)
     if job.runtime is Runtime.LOCAL:
-        return code  # it was in front until its end, and has told that
+        return code  # the job ran in the foreground and has printed its end
     if options.output == "json":
         print(words.structured({"name": job.name, "namespace": job.namespace, "resumed": True}, "json"))
     else:
@@ -284,7 +284,7 @@ def _resume(options: Options, places: JobStores) -> int:
 
 
 def _resume_elsewhere(options: Options) -> int:
-    """Continue a job here from its directory in storage, wherever it ran before."""
+    """Continue a job on this machine or cluster from its directory in storage, wherever it ran before."""
     stored = StoredJob(options.job_dir.rstrip("/"))
     public, status = stored.read(), stored.status()
     name = public.job_name
@@ -324,7 +324,7 @@ def _resume_elsewhere(options: Options) -> int:
 
 
 def _cluster_spec_here(of_job: str, given: str) -> str:
-    """Return the file of --cluster_spec on this machine; it is code, and so is not taken from storage."""
+    """Return the file of --cluster_spec on this machine; it is code, so it is not loaded from storage."""
     name = Path(of_job).name
     if given and Path(given).name != name:
         why = f"The job's image has {name} for --cluster_spec" if name else "The job has no --cluster_spec"

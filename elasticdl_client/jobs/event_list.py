@@ -1,6 +1,6 @@
-"""`elasticdl events`: the events of a job, as a table or as objects, and with --follow those to come.
+"""`elasticdl events`: the events of a job, as a table or as objects; with --follow also future ones.
 
-Only looks: the job does not need it.
+It only reads: the job does not depend on it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from elasticdl_client.jobs import words
 from elasticdl_client.jobs.options import Options, seconds_of
 from elasticdl_client.jobs.store import JobInfo, JobStore
 
-WARNINGS = "warnings"  # in --kind: every kind that is a trouble
+WARNINGS = "warnings"  # a value of --kind: all kinds that are warnings
 _LOOK_S = 0.5
 _KIND_WIDTH = max(len(kind) for kind in EventKind)
 
 
 def show(job: JobInfo, store: JobStore, options: Options) -> None:
-    """Print the events of a job that the options ask for; with --follow those to come, too, until the job has ended.
+    """Print the events of a job that the options select; with --follow also new ones, until the job has ended.
 
     Raises:
         FlagError: --kind names no kind.
-        JobError: the events cannot be read.
+        JobError: The events cannot be read.
     """
     wanted = _filter(options)
     if options.follow:
@@ -46,13 +46,13 @@ def show(job: JobInfo, store: JobStore, options: Options) -> None:
 
 
 def table(events: Sequence[JobEvent]) -> str:
-    """The events in columns, the oldest first."""
+    """Return the events as a table, the oldest first."""
     rows = [(_time(e.at), str(e.number), _type(e), e.kind.value, e.subject, _message(e)) for e in events]
     return words.table([("TIME", "NUMBER", "TYPE", "KIND", "SUBJECT", "MESSAGE"), *rows])
 
 
 def kinds_of(text: str) -> frozenset[EventKind]:
-    """The kinds that --kind names; empty: all.
+    """Return the kinds that --kind names; an empty set: all kinds.
 
     Raises:
         FlagError: there is no such kind.
@@ -78,10 +78,10 @@ def _filter(options: Options) -> Callable[[JobEvent], bool]:
 
 
 def _follow(job: JobInfo, store: JobStore) -> Iterator[JobEvent]:
-    """The events of a job, and those to come until it has ended or was deleted; each once."""
+    """Yield each event of a job once, including new ones, until the job has ended or is deleted."""
     newest, pause = 0, threading.Event()
     while True:
-        found = store.find(job.name)  # before the events: the last ones are written before the end shows
+        found = store.find(job.name)  # before the events: the last events are written before the phase changes
         for event in since(store.journal(job).history.events, newest):
             newest = event.number
             yield event
@@ -91,7 +91,7 @@ def _follow(job: JobInfo, store: JobStore) -> Iterator[JobEvent]:
 
 
 def _document(event: JobEvent, form: str) -> str:
-    """One of several objects: a line of JSON, or a document of YAML."""
+    """Return one object of a stream: a line of JSON, or a document of YAML."""
     plain = event.to_plain()
     return words.json_text(plain) if form == "json" else f"---\n{words.structured(plain, form)}"
 
@@ -109,7 +109,7 @@ def _type(event: JobEvent) -> str:
 
 
 def _time(at: float) -> str:
-    """The time of day here, with the date if that is another one."""
+    """Return the local time of day, with the date if it is not today."""
     then, today = time.localtime(at), time.localtime()
     return time.strftime("%H:%M:%S" if then[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", then)
 

@@ -1,6 +1,6 @@
-"""The jobs of a cluster: a ConfigMap that owns each, its master's status in another, and its pods.
+"""The jobs of a cluster: a ConfigMap that owns all objects of a job, a ConfigMap with its status, and its pods.
 
-The API's state of pods takes precedence over the master's: it is true without a master, too.
+The API's phase of pods takes precedence over the master's status: it is correct even if no master runs.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from elasticdl_client.kubernetes.api_client import object_path
 from elasticdl_client.kubernetes.rbac import Right
 from elasticdl_client.worker_range import WorkerRange
 
-_RIGHTS = {  # that a verb needs
+_RIGHTS = {  # the rights that each verb needs
     "delete": (Right("", "configmaps", ("delete",)), Right("", "pods", ("delete",))),
     "resume": (Right("", "configmaps", ("list", "patch")), Right("", "pods", ("create", "delete"))),
     "scale": (Right("", "configmaps", ("list", "patch")),),
     "stop": (Right("", "configmaps", ("list", "patch")),),
 }
-_SUBMISSION_S = 15.0  # a job whose ConfigMap is younger may still be getting its master
-_REPLACE_TIMEOUT_S = 60.0  # an ended master's pod gets so long to go
+_SUBMISSION_S = 15.0  # the master of a job whose ConfigMap is younger may not be created yet
+_REPLACE_TIMEOUT_S = 60.0  # for the pod of an ended master to be deleted
 
 
 class KubernetesJobs:
-    """A job store (see `JobStore`).
+    """The `JobStore` of a cluster.
 
     Args:
-        connection: to the cluster.
-        namespace: empty: all of them.
-        context: that the user has chosen; empty: the current one.
+        connection: Connection to the cluster.
+        namespace: Empty: all namespaces.
+        context: The context that the user has chosen; empty: the current one.
     """
 
     def __init__(self, connection: api.Connection, namespace: str, context: str = "") -> None:
@@ -90,10 +90,10 @@ class KubernetesJobs:
         cluster_objects.delete_job(self._connection, job, wait_s)
 
     def resume(self, job: JobInfo) -> int:
-        """See `JobStore`; returns when the pod of the new master is made.
+        """See `JobStore`; returns when the pod of the new master is created.
 
         Raises:
-            JobError: the job's specification is gone, or the old master does not go.
+            JobError: The job's specification does not exist, or the old master is not deleted in time.
             ClusterError: the cluster does not answer, or refuses.
         """
         from elasticdl_client.kubernetes.objects import master_pod
@@ -116,7 +116,7 @@ class KubernetesJobs:
         """See `JobStore`.
 
         Raises:
-            JobError: another number is wanted now, or the ConfigMap has changed meanwhile.
+            JobError: The wanted number differs from `current`, or the ConfigMap has changed in between.
             ClusterError: the cluster does not answer, or refuses.
         """
         owner = self._owner(job)
@@ -130,10 +130,10 @@ class KubernetesJobs:
         return before
 
     def stop(self, job: JobInfo, wait_s: float | None) -> bool:
-        """See `JobStore`; the annotation is carried out by this generation of the master, or by the next.
+        """See `JobStore`; sets an annotation that this generation of the master, or the next, obeys.
 
         Raises:
-            JobError: its training would be lost, or its ConfigMap is gone, or was changed at the same time.
+            JobError: The job's training would be lost, or its ConfigMap was deleted or changed at the same time.
             ClusterError: the cluster does not answer, or refuses.
         """
         owner, spec = self._owner(job), job.spec
@@ -156,7 +156,7 @@ class KubernetesJobs:
         return found.phase is Phase.STOPPED and not (found.status.workers_alive or found.status.ps_alive)
 
     def _annotate(self, job: JobInfo, owner: Object, annotations: Mapping[str, str | None], verb: str) -> None:
-        """Changes annotations of a job's ConfigMap, if it is still the one that was read; None removes one."""
+        """Set annotations of a job's ConfigMap, if it is still the one that was read; the value None removes one."""
         metadata = owner["metadata"]
         with self._connection.doing(f"{verb} job {job.name}"):
             self._connection.patch(
@@ -175,7 +175,7 @@ class KubernetesJobs:
         """See `JobStore`.
 
         Raises:
-            JobError: the job writes no event files that a pod could see, or TensorBoard does not start.
+            JobError: The job writes no event files to a place that pods can read, or TensorBoard does not start.
             ClusterError: the cluster does not answer, or refuses.
         """
         from elasticdl_client.jobs import tensorboard
@@ -209,7 +209,7 @@ def _jobs(connection: api.Connection, namespace: str, name: str, context: str) -
     objects: dict[tuple[str, str], _Found] = defaultdict(_Found)
     for pod in list_objects(connection, "pod", namespace, name):
         objects[_key(pod)].pods.append(pod)
-    # After the pods: where the label of a master's pod says that the job has ended, its last status is there already.
+    # Read after the pods: when the label of a master's pod says that the job has ended, its last status is written.
     for config_map in _config_maps(connection, namespace, name):
         objects[_key(config_map)].config_maps[config_map["metadata"]["name"]] = config_map
     if name:
@@ -221,7 +221,7 @@ def _jobs(connection: api.Connection, namespace: str, name: str, context: str) -
 
 
 def _config_maps(connection: api.Connection, namespace: str, name: str) -> list[Object]:
-    """Those that say something about jobs: their code, of megabytes, says nothing."""
+    """Return the ConfigMaps that describe jobs; those with code have megabytes and describe nothing."""
     return list_objects(connection, "config_map", namespace, name, without=names.CODE_LABEL)
 
 
@@ -229,7 +229,7 @@ def _config_maps(connection: api.Connection, namespace: str, name: str) -> list[
 class _Found:
     config_maps: dict[str, Object] = dataclasses.field(default_factory=dict)
     pods: list[Object] = dataclasses.field(default_factory=list)
-    told: dict[str, str] = dataclasses.field(default_factory=dict)  # by Events, of pods that are being made; by uid
+    told: dict[str, str] = dataclasses.field(default_factory=dict)  # messages of Events of starting pods, by uid
 
 
 def _key(thing: Object) -> tuple[str, str]:
@@ -256,7 +256,7 @@ def _job(namespace: str, name: str, found: _Found, context: str) -> JobInfo:
 def _phase(
     name: str, status: JobStatus, owner: Object | None, master: Object | None, age_s: float
 ) -> tuple[Phase, str]:
-    """The phase of a job, and details of it."""
+    """Return the phase of a job, and its details as text."""
     if owner is None or cluster_objects.is_going(owner):
         return phase_of(status, runs=master is not None), "It is being deleted, or was deleted in part."
     if master is not None:
@@ -284,7 +284,10 @@ def _phase(
 
 
 def _without_state(job: JobInfo, master: Object | None) -> JobInfo:
-    """A job whose state was deleted by hand: its master ends as soon as it sees that, and no other can continue it."""
+    """Return a job whose state was deleted by hand.
+
+    Its master ends when it notices that, and no other master can continue it.
+    """
     if job.phase is Phase.SUCCEEDED:
         return job
     runs = (
@@ -302,7 +305,7 @@ def _is_told_to_stop(owner: Object) -> bool:
 
 
 def _written(state: Object | None) -> JobStatus | None:
-    """Return the last status that the master wrote; None before the first, and if it cannot be read."""
+    """Return the last status that the master wrote; None if there is none yet or it cannot be read."""
     text = ((state or {}).get("data") or {}).get(names.STATUS_KEY, "")
     try:
         return JobStatus.from_json(text) if text else None
@@ -313,7 +316,7 @@ def _written(state: Object | None) -> JobStatus | None:
 def _with_pods(
     status: JobStatus, found: list[Object], events_say: Mapping[str, str], spec: JobSpec | None
 ) -> JobStatus:
-    """The status with the pods as the API shows them, and how many of them run."""
+    """Return the status with the pods as the API shows them, and with the number of running ones."""
     told = {pod.name: pod for pod in status.pods}
     seen = tuple(
         _told_more(cluster_objects.pod_status(pod), told, events_say.get(pod["metadata"]["uid"], "")) for pod in found
@@ -330,7 +333,7 @@ def _with_pods(
 
 
 def _told_more(pod: PodStatus, told: Mapping[str, PodStatus], event: str) -> PodStatus:
-    """A pod with what its newest Event says, or else, if the API says nothing, the master had learned of its phase."""
+    """Return a pod's status with the message of its newest Event; if the API gives none, with the master's."""
     if event:
         return dataclasses.replace(pod, message=event)
     before = told.get(pod.name)

@@ -1,7 +1,7 @@
 """The jobs of this machine: directories with a lock, a specification and a status.
 
-A job runs while a process holds its lock.  The agent manages its pods; this module reads files, and
-tells a job's client to end it.
+A job runs while a process holds its lock.  The agent manages the pods of a job; this module reads files, and signals
+the client of a job to end it.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from elasticdl_client.progress import with_running_pods
 from elasticdl_client.storage_kinds import is_remote
 from elasticdl_client.worker_range import WorkerRange
 
-_END_TIMEOUT_S = 30.0  # for a client to end a job; then it is killed, and the agent with it
+_END_TIMEOUT_S = 30.0  # for a client to end its job; then it is killed, and the agent with it
 _KILL_TIMEOUT_S = 10.0
 
 
 class LocalJobs:
-    """A job store (see `JobStore`).
+    """The `JobStore` of this machine.
 
     Args:
-        job_dir: only the job in this directory; None: those in ~/.elasticdl/jobs, and in directories that were named
-            when a job was started.
+        job_dir: Only the job in this directory; None: those in ~/.elasticdl/jobs and in directories registered by
+            --job_dir.
     """
 
     def __init__(self, job_dir: Path | None = None) -> None:
@@ -61,7 +61,7 @@ class LocalJobs:
         if self._job_dir is not None:
             jobs.append(_read(self._job_dir))
         for directory in _directories() if self._job_dir is None else ():
-            with suppress(JobError):  # one directory must not hide all others
+            with suppress(JobError):  # one unreadable directory must not hide the others
                 jobs.append(_read(directory))
         return sorted((job for job in jobs if job is not None), key=lambda job: (job.created_at, job.name))
 
@@ -69,7 +69,7 @@ class LocalJobs:
         """See `JobStore`.
 
         Raises:
-            FlagError: there are two, in different directories.
+            FlagError: Two directories have a job of this name.
         """
         found = [job for job in self.list() if job.name == name]
         if len(found) > 1:
@@ -86,18 +86,18 @@ class LocalJobs:
         return read_journal(Path(job.directory))
 
     def may(self, job: JobInfo, verb: str) -> bool:
-        """See `JobStore`; write permission for the job's directory allows both."""
+        """See `JobStore`; write permission for the job's directory allows all verbs."""
         directory = Path(job.directory)
         return os.access(directory, os.W_OK | os.X_OK) and (verb != "resume" or (directory / "journal.json").exists())
 
     def delete(self, job: JobInfo, wait_s: float | None) -> None:
-        """See `JobStore`; the end of a local job is always waited for, it is a matter of seconds.
+        """See `JobStore`; always waits for the end of the job, which takes seconds.
 
         Raises:
-            JobError: a process of the job does not end, or the directory cannot be removed.
+            JobError: A process of the job does not end, or the directory cannot be removed.
         """
         directory = Path(job.directory)
-        with suppress(OSError):  # of a full disk, or of another user, is no reason not to try
+        with suppress(OSError):  # a full disk or another owner: try to delete all the same
             (directory / DELETED).touch()
         _end(job, directory)
         job_dir = JobDir.take(directory)
@@ -120,7 +120,7 @@ class LocalJobs:
         new = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             new.write_text(str(num_workers))
-            new.replace(path)  # its master sees the number before, or this one
+            new.replace(path)  # atomic: its master reads the old number or the new one
         except OSError as error:
             raise JobError(f"{path} cannot be written: {error.strerror}.") from error
         return before
@@ -145,24 +145,24 @@ class LocalJobs:
         return tensorboard.show_local(job, port)
 
     def stop(self, job: JobInfo, wait_s: float | None) -> bool:
-        """See `JobStore`; it is what the first Ctrl-C does."""
+        """See `JobStore`; does what the first Ctrl-C does."""
         processes = holders(Path(job.directory))
         for process in roots_of(processes):
             signal_process(process, signal.SIGINT)
         return wait_for_end(processes, wait_s or 0.0)
 
     def resume(self, job: JobInfo) -> int:
-        """See `JobStore`; the job runs in the foreground, as it did before.
+        """See `JobStore`; the job runs in the foreground, as before.
 
         Raises:
-            ElasticDLError: its specification is damaged, or it cannot be started.
+            ElasticDLError: The specification is damaged, or the job cannot be started.
         """
         from elasticdl_client import local
 
         directory = Path(job.directory)
         spec = read_whole_spec(directory)
         if not is_remote(spec.job_dir):
-            spec = dataclasses.replace(spec, job_dir=str(directory))  # it may have been moved
+            spec = dataclasses.replace(spec, job_dir=str(directory))  # the directory may have been moved
         if not (directory / "journal.json").exists():
             raise JobError(
                 f"Job {job.name} was cut off before it had begun: there is no journal in {directory}.",
@@ -179,10 +179,10 @@ def _directories() -> list[Path]:
 
 
 def _read(directory: Path) -> JobInfo | None:
-    """The job of a directory; None if there is none.
+    """Return the job of a directory; None if it holds none.
 
     Raises:
-        JobError: the directory cannot be looked at.
+        JobError: The directory cannot be read.
     """
     path = directory / "spec.json"
     try:
@@ -202,7 +202,7 @@ def _read(directory: Path) -> JobInfo | None:
             ) from error
     status, note = _status(directory, name)
     runs = bool(holders(directory))
-    if not runs and status.exit_code is None:  # it may have ended since that was read
+    if not runs and status.exit_code is None:  # it may have ended after the status was read
         status, note = _status(directory, name)
     if not runs:
         over = tuple(pod for pod in status.pods if pod.phase in ("Succeeded", "Failed"))
@@ -250,7 +250,7 @@ def _end(job: JobInfo, directory: Path) -> None:
         signal_process(process, signal.SIGTERM)
     if wait_for_end(processes, _END_TIMEOUT_S):
         return
-    for process in processes:  # the kernel ends the pods with the agent
+    for process in processes:  # the kernel ends the pods when the agent dies
         signal_process(process, signal.SIGKILL)
     if not wait_for_end(processes, _KILL_TIMEOUT_S):
         listed = ", ".join(map(str, processes))
@@ -258,7 +258,7 @@ def _end(job: JobInfo, directory: Path) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """Removes a job's directory; what the job was to make, such as an exported model, stays, and the lock with it."""
+    """Remove a job's directory, except its results, such as an exported model, and the lock."""
     kept = _outputs_in(directory)
     for entry in directory.iterdir():
         if entry.name == "lock" or entry.name in kept:
@@ -273,13 +273,13 @@ def _remove(directory: Path) -> None:
 
 
 def _outputs_in(directory: Path) -> set[str]:
-    """The entries of a directory that hold the job's exported model, predictions or metrics."""
+    """Return the entries of a directory that hold the job's exported model, predictions or metrics."""
     try:
         spec = JobSpec.from_json((directory / "spec.json").read_text())
     except (OSError, ElasticDLError):
         return set()
     outputs = [spec.output, spec.metrics_output]
-    if spec.job_type is not JobType.ANALYZE:  # its predictions are parts for its own use
+    if spec.job_type is not JobType.ANALYZE:  # the predictions of `analyze` are intermediate files
         outputs.append(spec.prediction_outputs)
     paths = (Path(os.path.abspath(Path(output).expanduser())) for output in outputs if output)
     inside = (path for path in paths if path != directory and path.is_relative_to(directory) and path.exists())

@@ -1,4 +1,4 @@
-"""The logs of a local job's pods, past and new lines: files that grow, and new ones."""
+"""The logs of a local job's pods, past and new lines: growing files, and files of new pods."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from elasticdl_client.jobs.store import JobInfo, LogLine, LogRequest
 
 _LOOK_S = 0.2
 _BLOCK_BYTES = 1 << 20
-_MAX_REST = 1 << 16  # bytes of a line without an end
-_PATTERNS = {"": "*", "ps": "ps-*", "worker": "worker-*"}  # of names that stand for several pods
-_NEXT_LIFE = re.compile(r"---- started again ")  # a line of the agent before a pod's next start
+_MAX_REST = 1 << 16  # bytes of an incomplete line that are kept
+_PATTERNS = {"": "*", "ps": "ps-*", "worker": "worker-*"}  # roles that stand for several pods
+_NEXT_LIFE = re.compile(r"---- started again ")  # the agent writes it before the next run of a pod
 _STAMP = re.compile(
     r'(?:---- started again |\{"time": "|\[process \d+\] )?'
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d+[+-]\d\d:\d\d)?)"
@@ -26,12 +26,14 @@ _STAMP = re.compile(
 
 
 class GrowingFile:
-    """The lines of a file as they come; the last one only when its end, or the job's, has come, or when it is long.
+    """Reads the lines of a growing file.
+
+    An incomplete last line is returned only when the job has ended or the line is very long.
 
     Args:
-        path: of the file.
-        start: where to begin.
-        keeps_overwritten: of a long line without an end also what a progress bar has written over.
+        path: The file.
+        start: Offset of the first byte to read.
+        keeps_overwritten: Keep, in a very long incomplete line, the text that a progress bar has overwritten.
     """
 
     def __init__(self, path: Path, start: int = 0, *, keeps_overwritten: bool = True) -> None:
@@ -41,16 +43,16 @@ class GrowingFile:
         self._rest = b""
 
     def lines(self, *, last: bool) -> list[str]:
-        """The lines since the call before.
+        """Return the lines since the previous call.
 
         Args:
-            last: nothing more will come, so a line without its end is one, too.
+            last: The file is complete; return an incomplete last line, too.
         """
         parts = [self._rest]
         while block := self._file.read(_BLOCK_BYTES):
             parts.append(block)
         *lines, self._rest = b"".join(parts).split(b"\n")
-        if len(self._rest) > _MAX_REST:  # a progress bar may write over one line for hours
+        if len(self._rest) > _MAX_REST:  # a progress bar may overwrite one line for hours
             *overwritten, newest = self._rest.rsplit(b"\r", 1)
             lines += (overwritten if self._keeps_overwritten else []) if overwritten else [newest]
             self._rest = newest if overwritten else b""
@@ -60,7 +62,7 @@ class GrowingFile:
         return [line.decode(errors="replace") for line in lines]
 
     def skip_to_last(self, num_lines: int) -> None:
-        """Leave unread what comes long before the last lines: a log may have gigabytes."""
+        """Skip what is far before the last lines: a log may have gigabytes."""
         start, num_ends = self._file.seek(0, os.SEEK_END), 0
         while start > 0 and num_ends <= num_lines:
             size = min(_BLOCK_BYTES, start)
@@ -74,15 +76,15 @@ class GrowingFile:
 
     @property
     def written_at(self) -> float:
-        """Return the time of the last write."""
+        """The time of the last write."""
         return os.fstat(self._file.fileno()).st_mtime
 
 
 def lines(job: JobInfo, request: LogRequest) -> Iterator[LogLine]:
-    """The lines that are wanted.
+    """Yield the requested log lines.
 
     Raises:
-        JobError: there is no such pod.
+        JobError: There is no such pod.
     """
     logs = Path(job.directory) / "logs"
     pattern = f"elasticdl-{job.name}-{_PATTERNS.get(request.role, request.role)}.log"
@@ -100,7 +102,7 @@ def lines(job: JobInfo, request: LogRequest) -> Iterator[LogLine]:
 
 
 def _with_times(lines: Iterator[LogLine]) -> Iterator[LogLine]:
-    """The lines with their times; one that does not say it is as old as the one before it."""
+    """Yield the lines with their times; a line without a time gets that of the line before."""
     times: dict[str, str] = {}
     for line in lines:
         if (at := _time_of(line.text)) is not None:
@@ -126,13 +128,14 @@ def _lines(job: JobInfo, request: LogRequest, logs: Path, pattern: str) -> Itera
         if last:
             return
         is_first_look = False
-        last = job_dir.wait_for_end(processes, _LOOK_S)  # then once more, for what they printed last
+        last = job_dir.wait_for_end(processes, _LOOK_S)  # then read once more, for the last lines
 
 
 def _lives_before(job: JobInfo, request: LogRequest, paths: Sequence[Path]) -> Iterator[LogLine]:
-    """
+    """Yield the lines of each pod's previous run.
+
     Raises:
-        JobError: none of these pods was started again.
+        JobError: None of these pods was restarted.
     """
     found: list[LogLine] = []
     for path in paths:
@@ -150,10 +153,10 @@ def _lives_before(job: JobInfo, request: LogRequest, paths: Sequence[Path]) -> I
 
 
 def _part(found: list[str], request: LogRequest, written_at: float) -> list[str]:
-    """Those of the lines that are wanted; a line without a time is as old as the one before it.
+    """Return the lines that `request` asks for; a line without a time gets that of the line before.
 
     Args:
-        written_at: when the last of them was written, in seconds since the Unix epoch.
+        written_at: When the last line was written, in seconds since the Unix epoch.
     """
     if request.since_s:
         since = time.time() - request.since_s
@@ -167,7 +170,7 @@ def _part(found: list[str], request: LogRequest, written_at: float) -> list[str]
 
 
 def _time_of(line: str) -> float | None:
-    """When a line of ours was written, in seconds since the Unix epoch; None: it does not say."""
+    """Return when a log entry of ours was written, in seconds since the Unix epoch; None: it has no time."""
     stamp = _STAMP.match(line)
     try:
         return None if stamp is None else datetime.fromisoformat(stamp[1]).timestamp()
@@ -176,7 +179,7 @@ def _time_of(line: str) -> float | None:
 
 
 def _new_files(logs: Path, pattern: str, known: Container[Path]) -> dict[Path, GrowingFile]:
-    """Return the files that are not known yet; leave out one that has just gone, as the job may be being deleted."""
+    """Return the files that are not known yet; skip one that was just deleted, with its job."""
     found = {}
     with suppress(FileNotFoundError):
         for path in logs.glob(pattern):

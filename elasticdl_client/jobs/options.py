@@ -1,6 +1,6 @@
-"""The arguments of the job commands: names of jobs and a few options, in kubectl's spelling and in ours.
+"""The arguments of the job commands: names of jobs, and options in kubectl's spelling and in ours.
 
-Owns the options, their checks and how their text is read; it never looks for a job.
+Owns the options, their checks and the parsing of their values; it never looks for a job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from elasticdl_client.storage_kinds import is_remote
 
 T = TypeVar("T")
 
-FORMATS = {  # command → what --output may say
+FORMATS = {  # command → values of --output
     "list": ("json", "name", "wide", "yaml"),
     "top": ("json", "yaml"),
     "status": ("json", "yaml"),
@@ -60,10 +60,10 @@ def _option(default: T, help: str, commands: tuple[str, ...] = _ALL, short: str 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A job command's arguments; an empty text is an option that was not given.
+    """The arguments of a job command; an empty text means that the option was not given.
 
     Attributes:
-        defaults: of `namespace` and `context`, from the environment. They choose no runtime.
+        defaults: Of `namespace` and `context`, from the environment; they do not select a runtime.
     """
 
     jobs: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ class Options:
 
 
 def options_of(command: str) -> dict[str, tuple[Option, object]]:
-    """The options of a command with their defaults, by name."""
+    """Return the options of a command with their defaults, by name."""
     found: dict[str, tuple[Option, object]] = {}
     for field in dataclasses.fields(Options):
         option = field.metadata.get("option")
@@ -155,13 +155,13 @@ def options_of(command: str) -> dict[str, tuple[Option, object]]:
 
 
 def parse(command: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Options:
-    """The options of a command line, in any order.
+    """Parse the options of a command line, in any order.
 
     Args:
-        environment: may have `ELASTICDL_NAMESPACE` and `ELASTICDL_CONTEXT`.
+        environment: May hold `ELASTICDL_NAMESPACE` and `ELASTICDL_CONTEXT`.
 
     Raises:
-        FlagError: an unknown option, a value that does not fit, a job's name too many or too few.
+        FlagError: An unknown option, an invalid value, or a missing or additional job name.
     """
     texts, jobs = _split(command, list(arguments))
     known = options_of(command)
@@ -331,14 +331,14 @@ def _check_whose(options: Options) -> None:
 
 
 def role_of(options: Options) -> str:
-    """Whose logs: master, worker-0, ps, …; empty: all pods'."""
+    """Return the role whose logs are requested: master, worker-0, ps, …; empty: all pods."""
     if options.pod:
         return options.pod.removeprefix(f"elasticdl-{options.jobs[0]}-")
     return "" if options.all else options.role or "master"
 
 
 def seconds_of(text: str) -> float | None:
-    """A length of time as kubectl writes it, 1h30m or 45s, or a number of seconds; None: it is none."""
+    """Parse a duration as kubectl writes it, 1h30m or 45s, or a number of seconds; return None if it is neither."""
     parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text)
     if not text or parts is None:
         return None
@@ -348,7 +348,7 @@ def seconds_of(text: str) -> float | None:
 
 
 def usage_of(command: str) -> str:
-    """How a command is written."""
+    """Return the usage line of a command."""
     jobs = {"delete": " JOB…", "dashboard": " [JOB]"}.get(command, " JOB" if command in WITH_JOB else "")
     needed = {"scale": " --num_workers=N", "chaos": " --kill=ROLE"}.get(command, "")
     return f"elasticdl {command}{jobs}{needed} [--flag=value …]"

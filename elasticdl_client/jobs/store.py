@@ -1,4 +1,4 @@
-"""The port of the job commands: jobs of one runtime, found and acted upon, and the values that it carries.
+"""`JobStore`: the port through which the job commands find and change the jobs of one runtime, with its value types.
 
 Adapters: local_jobs, kubernetes_jobs.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Phase(StrEnum):
-    """Where a job is: the master's word for it, and `STOPPED` where no master runs a job that has not ended."""
+    """The phase of a job: the master's, or `STOPPED` if no master runs a job that has not ended."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -33,18 +33,18 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """A job as it was found.
+    """A job and its state when it was read.
 
     Attributes:
-        phase: of the job as a whole.
-        status: the master's last one, with the pods as they were found; never None, at least the name is in it.
-        note: details of its phase, and what to do; may be empty.
-        namespace: empty for a local job.
-        context: of the kubeconfig, if it was chosen; empty: the current one.
-        directory: of a local job; empty otherwise.
-        created_at: seconds since the Unix epoch; 0 if unknown.
-        spec: as submitted, without its secrets; None if it is not kept any more, or cannot be read.
-        has_begun: there is something of it that `elasticdl resume` could continue.
+        phase: Phase of the whole job.
+        status: The master's last status, with the pods as they were found; before the first one only the name is set.
+        note: Details of the phase, and what to do; may be empty.
+        namespace: Empty for a local job.
+        context: Context of the kubeconfig, if the user has chosen one; empty: the current one.
+        directory: Directory of a local job; empty on Kubernetes.
+        created_at: Seconds since the Unix epoch; 0 if unknown.
+        spec: As submitted, without its secrets; None if it was deleted or cannot be read.
+        has_begun: The job has state from which `elasticdl resume` can continue.
     """
 
     name: str
@@ -65,7 +65,7 @@ class JobInfo:
 
     @property
     def where(self) -> str:
-        """For messages: behind the name of the job."""
+        """Where the job is, for messages: a text that follows its name."""
         return f"in namespace {self.namespace}" if self.runtime is Runtime.KUBERNETES else "on this machine"
 
     @property
@@ -74,25 +74,25 @@ class JobInfo:
         return f"{self.directory}/logs" if self.directory else self.command("logs")
 
     def command(self, verb: str) -> str:
-        """`elasticdl VERB JOB`, for this job and no other."""
+        """Return `elasticdl VERB JOB` with the options that identify this job."""
         where = f"--namespace={self.namespace}" if self.runtime is Runtime.KUBERNETES else "--runtime=local"
         context = f" --context={self.context}" if self.context else ""
         return f"elasticdl {verb} {self.name} {where}{context}"
 
     @property
     def continuation(self) -> str:
-        """How a stopped job continues, as a part of a sentence."""
+        """How a stopped job continues, as part of a sentence."""
         if not self.has_begun:
             return "the command that started it starts it again"
         return f"`{self.command('resume')}` continues it"
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return the keys that every object of ``--output=json`` about a job begins with."""
+        """The keys with which every object of ``--output=json`` about a job begins."""
         return {"name": self.name, "runtime": self.runtime.value, "namespace": self.namespace}
 
     def to_plain(self) -> dict[str, Any]:
-        """The object of ``--output=json``; docs/jobs.md lists its keys."""
+        """Return the object of ``--output=json``; docs/jobs.md lists its keys."""
         status = dataclasses.asdict(self.status)
         for name in ("job_name", "phase"):
             del status[name]
@@ -110,11 +110,11 @@ class JobInfo:
 
 
 def phase_of(status: JobStatus, *, runs: bool) -> Phase:
-    """The phase of a job by its master's last status.
+    """Return the phase of a job from its master's last status.
 
     Args:
-        status: as it was written.
-        runs: whether a master runs it, or soon will.
+        status: The last status.
+        runs: Whether a master runs the job, or is about to.
     """
     if status.exit_code is not None:
         return Phase.FAILED if status.exit_code or status.phase is JobPhase.FAILED else Phase.SUCCEEDED
@@ -125,10 +125,10 @@ def phase_of(status: JobStatus, *, runs: bool) -> Phase:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line that a pod has printed, without its end.
+    """A line that a pod has printed, without its line break.
 
     Attributes:
-        time: when, by RFC 3339, if that was asked for and is known; else empty.
+        time: When it was printed, by RFC 3339; empty if it was not requested or is unknown.
     """
 
     pod: str
@@ -138,15 +138,15 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class LogRequest:
-    """Which lines are wanted.
+    """The lines to read.
 
     Attributes:
-        role: master, worker-0, ps-1, …; worker, ps: of all pods of that role; empty: of all pods.
-        follow: also those to come, to the job's end.
-        tail: the number of last lines; -1: all.
-        since_s: of the lines so far, only those of the last seconds; 0: all.
-        previous: of each pod's run before the present one.
-        timestamps: with the time of each line.
+        role: master, worker-0, ps-1, …; worker, ps: all pods of that role; empty: all pods.
+        follow: Continue with new lines until the end of the job.
+        tail: Number of last lines; -1: all.
+        since_s: Of the existing lines, only those of the last seconds; 0: all.
+        previous: Read the run before the current one of each pod.
+        timestamps: Add the time of each line.
     """
 
     role: str
@@ -158,23 +158,23 @@ class LogRequest:
 
     @property
     def is_of_many(self) -> bool:
-        """Lines of several pods may come."""
+        """Whether lines of several pods may be returned."""
         return self.role in ("", "ps", "worker")
 
     def takes(self, role: str) -> bool:
-        """Whether the lines of a pod, such as worker-0, are wanted."""
+        """Return whether the lines of a pod, such as worker-0, are requested."""
         return self.role in ("", role) or (self.is_of_many and role.startswith(f"{self.role}-"))
 
 
 class JobStore(Protocol):
-    """Eleven verbs.  All raise `ElasticDLError` when the runtime cannot be reached or refuses."""
+    """A store of jobs.  All methods raise `ElasticDLError` when the runtime cannot be reached or refuses."""
 
     def list(self) -> list[JobInfo]:
-        """Every job, ended ones too, the oldest first."""
+        """Return every job, including ended ones, the oldest first."""
         ...
 
     def find(self, name: str) -> JobInfo | None:
-        """A job by its name."""
+        """Return a job by its name; None if there is none."""
         ...
 
     def logs(self, job: JobInfo, request: LogRequest) -> Iterator[LogLine]:
@@ -182,33 +182,33 @@ class JobStore(Protocol):
         ...
 
     def journal(self, job: JobInfo) -> JobJournal:
-        """Return the events of the job and its numbers since its start, as far as its master has written them.
+        """Return the job's events and its metrics over time, as far as its master has written them.
 
         Raises:
-            JobError: it cannot be read.
+            JobError: The journal cannot be read.
         """
         ...
 
     def may(self, job: JobInfo, verb: str) -> bool:
-        """Whether this user has the rights to `delete`, to `resume`, to `scale` or to `stop` the job."""
+        """Return whether this user has the rights to `delete`, `resume`, `scale` or `stop` the job."""
         ...
 
     def delete(self, job: JobInfo, wait_s: float | None) -> None:
-        """Ends the job and removes all that there is of it; waits so long for that, or not at all."""
+        """End the job and remove all of its state; wait at most `wait_s` seconds for that, None: do not wait."""
         ...
 
     def scale(self, job: JobInfo, num_workers: WorkerRange, current: int | None = None) -> int:
-        """Write down how many workers the job is to have; its master follows at once, or when there is one again.
+        """Store how many workers the job shall have; its master follows at once, or a later master does.
 
         Args:
-            num_workers: as `scaling.parse` takes it for this job.
-            current: nothing is done unless this number is wanted now; None: any.
+            num_workers: A number or a range that `worker_range.parse_request` accepts for this job.
+            current: Do nothing unless this is the wanted number now; None: any number.
 
         Returns:
-            How many were wanted before.
+            The number that was wanted before.
 
         Raises:
-            JobError: another number is wanted now, or the job's specification is gone.
+            JobError: The wanted number is not `current`, or the job's specification does not exist.
         """
         ...
 
@@ -216,28 +216,28 @@ class JobStore(Protocol):
         """Return the injector of faults into the job.
 
         Raises:
-            JobError: its runtime is not installed here.
+            JobError: The job's runtime is not installed here.
         """
         ...
 
     def tensorboard(self, job: JobInfo, port: int) -> int:
-        """Shows the job's event files on a port of this machine (0: a free one), until Ctrl-C; the exit code."""
+        """Show the job's event files on a local port (0: a free one) until Ctrl-C; return the exit code."""
         ...
 
     def stop(self, job: JobInfo, wait_s: float | None) -> bool:
-        """Ends all pods of a running job after a checkpoint where one can be written; `resume` continues it.
+        """End all pods of a running job, after a checkpoint if one can be written; `resume` continues the job.
 
         Args:
-            wait_s: for the end; None: does not wait.
+            wait_s: Seconds to wait for the end; None: do not wait.
 
         Returns:
-            Whether nothing of it runs any more.
+            Whether no pod of the job runs any more.
 
         Raises:
-            JobError: its training would be lost, since it keeps no checkpoints.
+            JobError: The training would be lost, since the job writes no checkpoints.
         """
         ...
 
     def resume(self, job: JobInfo) -> int:
-        """Starts a master for a job that lacks one; the exit code for the shell."""
+        """Start a master for a job that has none; return the exit code for the shell."""
         ...

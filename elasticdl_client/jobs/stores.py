@@ -1,4 +1,4 @@
-"""Where jobs are looked for: the stores that a command line names, and the message where one cannot be reached."""
+"""The job stores that a command line selects, and the message if one cannot be reached."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from elasticdl_client.jobs.store import JobInfo, JobStore
 from elasticdl_client.kubernetes import api
 from elasticdl_client.kubernetes.api_client import READ_TIMEOUT_S
 
-_FIRST_ANSWER_S = 2.0  # of a cluster that was not asked for: users of local jobs alone should not wait for it
+_FIRST_ANSWER_S = 2.0  # for a cluster that was not requested: users of local jobs should not wait for it
 
 
 @dataclass(slots=True)
 class JobStores:
-    """Stores by runtime, with the words for them.
+    """The job stores by runtime, and their description for messages.
 
-    A cluster that was not asked for by --runtime, a namespace or a context may be out of reach, or none be configured.
+    A cluster that was not requested by --runtime, a namespace or a context may be unreachable, or not configured.
 
     Attributes:
-        stores: those that can be asked.
-        needs_cluster: it was asked for: its errors are the command's.
-        unreachable: why the cluster could not be asked; may be empty.
+        stores: The stores that can be reached.
+        needs_cluster: The cluster was requested, so its errors are the command's.
+        unreachable: Why the cluster could not be reached; may be empty.
     """
 
     stores: dict[Runtime, JobStore]
@@ -36,10 +36,10 @@ class JobStores:
 
     @classmethod
     def of(cls, options: Options) -> JobStores:
-        """The places that a command line means.
+        """Return the stores that a command line selects.
 
         Raises:
-            ElasticDLError: it means a cluster, and none is configured.
+            ElasticDLError: It selects a cluster, and none is configured.
         """
         for_cluster = options.runtime == Runtime.KUBERNETES or bool(options.namespace)
         places = cls({}, {}, for_cluster or options.all_namespaces or bool(options.context))
@@ -57,19 +57,19 @@ class JobStores:
 
     @property
     def where(self) -> str:
-        """For messages: behind what was looked for."""
+        """Where jobs were looked for: a text for messages that follows a name."""
         return " or ".join(self.words.values())
 
     def list(self) -> Sequence[JobInfo]:
-        """The jobs of all of them.
+        """Return the jobs of all stores.
 
         Raises:
-            ElasticDLError: one that was asked for cannot be reached, or refuses.
+            ElasticDLError: A requested store cannot be reached, or refuses.
         """
         return self._ask(lambda store: store.list())
 
     def list_again(self) -> Sequence[JobInfo]:
-        """The jobs of all places that have answered once: a cluster that does not answer later is not left out.
+        """Return the jobs of all stores that have answered before; one that does not answer now is an error.
 
         Raises:
             ElasticDLError: see `list`.
@@ -79,12 +79,12 @@ class JobStores:
         return jobs
 
     def find(self, name: str) -> JobInfo:
-        """The job of that name.
+        """Return the job of a name.
 
         Raises:
-            FlagError: there are two.
-            JobError: there is none.
-            ElasticDLError: a place that was asked for cannot be reached, or refuses.
+            FlagError: There are two.
+            JobError: There is none.
+            ElasticDLError: A requested store cannot be reached, or refuses.
         """
 
         def ask(store: JobStore) -> tuple[JobInfo, ...]:
@@ -103,7 +103,7 @@ class JobStores:
         return found[0]
 
     def store(self, job: JobInfo) -> JobStore:
-        """Where a job was found."""
+        """Return the store in which a job was found."""
         return self.stores[job.runtime]
 
     def _ask(self, ask: Callable[[JobStore], Iterable[JobInfo]]) -> Sequence[JobInfo]:

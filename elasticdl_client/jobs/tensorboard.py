@@ -1,9 +1,9 @@
 """`elasticdl tensorboard JOB`: shows the event files of a job.
 
-Of a local job TensorBoard runs here, in the place of this process.  Of a job of a cluster a pod with the job's image
-and volumes runs it meanwhile.  The pod belongs to the job's ConfigMap, so it goes with the job; no job counts it among
-its pods.  A port of this machine is carried to it through the API server, one connection of its own for each of the
-browser's.
+For a local job, TensorBoard replaces this process.  For a job of a cluster, a pod with the job's image and volumes runs
+it meanwhile.  The job's ConfigMap owns that pod, so it is deleted with the job; it is not counted among the job's
+pods.  A local port is forwarded to it through the API server, with one connection for each connection of the
+browser.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ COPY_MODULE = "elasticdl.storage.tensorboard_copy"
 
 
 def log_dir_of(spec: JobSpec) -> str:
-    """Where a job's event files are.
+    """Return the directory of a job's event files.
 
     Raises:
-        JobError: it writes none.
+        JobError: The job writes none.
     """
     if not spec.tensorboard_log_dir:
         raise JobError(
@@ -57,20 +57,20 @@ def log_dir_of(spec: JobSpec) -> str:
 
 
 def command_of(directory: str, *arguments: str) -> list[str]:
-    """The arguments of Python that show a directory: a copy of what storage has there."""
+    """Return the arguments of `python` that show a directory; one in storage is copied first."""
     if is_remote(directory):
         return [*RUN_MODULE, COPY_MODULE, directory, *arguments]
     return [*RUN_MODULE, MODULE, f"--logdir={directory}", *arguments]
 
 
 def show_local(job: JobInfo, port: int) -> int:
-    """Becomes TensorBoard, which prints its address and ends with Ctrl-C.
+    """Replace this process by TensorBoard, which prints its address and ends with Ctrl-C.
 
     Args:
         port: 0: the first free one from 6006 on.
 
     Raises:
-        JobError: there is nothing to show, or no TensorBoard.
+        JobError: There is nothing to show, or TensorBoard is not installed.
     """
     try:
         spec = JobSpec.from_json((Path(job.directory) / "spec.json").read_text())
@@ -91,22 +91,22 @@ def show_local(job: JobInfo, port: int) -> int:
 
 PORT = 6006
 _START_S = 180.0
-_DEADLINE_S = 24 * 3600  # a pod whose client was killed ends by itself
+_DEADLINE_S = 24 * 3600  # after it the pod of a killed client ends by itself
 _LOOK_S = 0.5
-_READY = f"http://{HOST}:{PORT}"  # TensorBoard prints it when it listens
+_READY = f"http://{HOST}:{PORT}"  # TensorBoard prints it when it accepts connections
 _CHUNK_BYTES = 1 << 16
 
 
 def pod_of(data: Mapping[str, str], spec: JobSpec, owner_uid: str) -> Manifest:
-    """The pod: the master's as it was made, without its rights, its labels and its command.
+    """Return the pod: the master's manifest without its rights, labels and command.
 
-    In front of storage it keeps the master's identity there: service account, and labels of a pod template.
+    If the files are in storage it keeps the master's identity: service account, and labels of a pod template.
 
     Args:
-        data: of the job's ConfigMap.
+        data: Data of the job's ConfigMap.
 
     Raises:
-        JobError: the job writes no event files, or to no volume.
+        JobError: The job writes no event files, or none to a volume.
     """
     directory = log_dir_of(spec)
     is_mounted = mount_of(directory, parse_volumes(spec.volume)) is not None
@@ -134,21 +134,21 @@ def pod_of(data: Mapping[str, str], spec: JobSpec, owner_uid: str) -> Manifest:
 
 
 def _labels_of_template(master: Manifest) -> dict[str, str]:
-    """The labels of the master's pod that neither make it part of the job nor have it wait in a queue for quota."""
+    """Return the labels of the master's pod that neither assign it to the job nor make it wait in a queue for quota."""
     labels: dict[str, str] = master["metadata"].get("labels") or {}
     ours = (names.APP_LABEL, names.STATUS_LABEL, QUEUE_LABEL)
     return {name: value for name, value in labels.items() if name not in ours and not name.startswith("elasticdl-")}
 
 
 def show_of_cluster(connection: Connection, job: JobInfo, owner: Object, port: int) -> int:
-    """Shows the job's event files until Ctrl-C.
+    """Show the job's event files until Ctrl-C.
 
     Args:
-        owner: the job's ConfigMap.
-        port: of this machine; 0: a free one.
+        owner: The job's ConfigMap.
+        port: Local port; 0: a free one.
 
     Raises:
-        JobError: there is nothing to show, or TensorBoard does not start.
+        JobError: There is nothing to show, or TensorBoard does not start.
         ClusterError: the cluster does not answer, or refuses.
     """
     spec = JobSpec.from_json(owner["data"][names.SPEC_KEY])
@@ -179,7 +179,7 @@ def _listener(port: int) -> socket.socket:
 
 
 def _wait_until_ready(connection: Connection, namespace: str, name: str) -> None:
-    """Until TensorBoard answers."""
+    """Wait until TensorBoard accepts connections."""
     deadline, told = time.monotonic() + _START_S, ""
     pause = threading.Event()
     while time.monotonic() < deadline:
@@ -211,14 +211,14 @@ def _last_words(connection: Connection, namespace: str, name: str) -> str:
 
 
 def _end_quietly(args: threading.ExceptHookArgs) -> None:
-    """The package's threads carry bytes until a side ends the connection; they call that an error."""
+    """Ignore the error with which the package's forwarding threads end when one side closes the connection."""
     is_theirs = args.thread is not None and args.thread.name.startswith("Kubernetes port forward")
     if not (is_theirs and issubclass(args.exc_type, OSError)):
         threading.__excepthook__(args)
 
 
 def _serve(connection: Connection, namespace: str, name: str, listener: socket.socket) -> None:
-    """Carry connections to the pod, without end."""
+    """Forward connections to the pod until the process is interrupted."""
     threading.excepthook = _end_quietly
     while True:
         local, _ = listener.accept()
@@ -226,7 +226,7 @@ def _serve(connection: Connection, namespace: str, name: str, listener: socket.s
 
 
 def _carry(connection: Connection, namespace: str, name: str, local: socket.socket) -> None:
-    """One connection, until one side ends it."""
+    """Forward one connection until one side closes it."""
     with local:
         try:
             remote = _connect(connection, namespace, name)
@@ -238,7 +238,7 @@ def _carry(connection: Connection, namespace: str, name: str, local: socket.sock
 
 
 def pump(left: Any, right: Any) -> None:
-    """Carries bytes both ways until one side ends."""
+    """Copy bytes both ways until one side closes the connection."""
     while True:
         readable, _, _ = select.select([left, right], [], [])
         for source in readable:
@@ -252,7 +252,10 @@ def pump(left: Any, right: Any) -> None:
 
 
 def _connect(connection: Connection, namespace: str, name: str) -> Any:
-    """A socket to TensorBoard's port in the pod; the kubernetes package changes the client that it is made with."""
+    """Return a socket to TensorBoard's port in the pod.
+
+    It uses a client of its own: the kubernetes package changes the client that opens such a stream.
+    """
     from kubernetes.client import ApiClient, CoreV1Api
     from kubernetes.stream import portforward
 

@@ -1,8 +1,8 @@
-"""Views of jobs that are redrawn on a terminal: `elasticdl top`, `elasticdl list --watch`, `elasticdl status --watch`.
+"""Views of jobs, redrawn on a terminal: `elasticdl top`, `elasticdl list --watch`, `elasticdl status --watch`.
 
-Elsewhere `top` prints what it sees once, `list --watch` a row whenever it is another one, as kubectl does, and `status
---watch` a line for each change until the end of the job.  They only look: no job needs them, and they continue when a
-cluster answers again.
+Without a terminal, `top` prints one state, `list --watch` prints a row when it changes, as kubectl does, and `status
+--watch` prints a line for each change until the job has ended.  They only read: no job depends on them, and they
+continue when an unreachable cluster answers again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _LOOK_S = 1.0
 
 
 class _View(Protocol):
-    """Three verbs."""
+    """Shows the states of one job."""
 
     def show(self, job: JobInfo, history: EventHistory | None) -> None:
-        """A job as it is now, with its events as far as they could be read."""
+        """Show the current state of a job, with its events as far as they could be read."""
         ...
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         ...
 
     def close(self) -> None: ...
@@ -44,16 +44,16 @@ class _View(Protocol):
 def watch(
     job: JobInfo, find: Callable[[], JobInfo | None], read_events: Callable[[JobInfo], EventHistory], form: str
 ) -> int:
-    """Shows a job until it has ended; the exit code is the job's.
+    """Show a job until it has ended; return the job's exit code.
 
     Args:
-        find: the job as it is now.
-        read_events: returns its events.
-        form: json or yaml, an object for each change; empty: text for people.
+        find: Returns the current state of the job, None once it is deleted.
+        read_events: Returns its events.
+        form: json or yaml: an object for each change; empty: text for people.
 
     Raises:
-        JobError: the job was deleted.
-        ClusterError: the cluster refuses to tell.
+        JobError: The job was deleted.
+        ClusterError: The cluster refuses a request.
     """
     history = None if form else _events(job, read_events)
     view = _view(sys.stdout, form, News(job.status, history))
@@ -87,7 +87,7 @@ def watch(
 
 
 def _events(job: JobInfo, read_events: Callable[[JobInfo], EventHistory]) -> EventHistory | None:
-    """Return the events of a job; None where they cannot be read now."""
+    """Return the events of a job; None if they cannot be read now."""
     try:
         return read_events(job)
     except ElasticDLError:
@@ -101,7 +101,7 @@ def _view(stream: TextIO, form: str, news: News) -> _View:
 
 
 class _Lines:
-    """The lines of a job that is followed from its start, and each change of its phase."""
+    """Prints the news of a job that is followed from its start, and each change of its phase."""
 
     def __init__(self, stream: TextIO, news: News) -> None:
         self._news = news
@@ -130,7 +130,7 @@ class _Lines:
 
 
 class _Page:
-    """The page of `elasticdl status`, redrawn in place, below what has happened since it was first shown."""
+    """The page of `elasticdl status`, redrawn in place, below the news since it was first shown."""
 
     def __init__(self, stream: TextIO, news: News) -> None:
         from rich.console import Console
@@ -153,12 +153,12 @@ class _Page:
         self._console.print(line, markup=False)
 
     def close(self) -> None:
-        self._live.vertical_overflow = "visible"  # the last display stays, in full
+        self._live.vertical_overflow = "visible"  # leave the last page on the screen, in full
         self._live.stop()
 
 
 class _Structured:
-    """An object whenever it is another one."""
+    """Prints the job as an object whenever it changes."""
 
     def __init__(self, form: str) -> None:
         self._form = form
@@ -186,11 +186,11 @@ Table = Callable[[Sequence[JobInfo]], str]
 
 
 def top(list_jobs: Callable[[], Sequence[JobInfo]], form: str) -> int:
-    """Show all jobs, and the pods of those that have not ended, until Ctrl-C; the exit code.
+    """Show all jobs, and the pods of those that have not ended, until Ctrl-C; return the exit code.
 
     Args:
-        list_jobs: the jobs as they are now.
-        form: json or yaml, objects of what is seen now; empty: text for people.
+        list_jobs: Returns the current state of all jobs.
+        form: json or yaml: print the objects once; empty: text for people.
 
     Raises:
         ElasticDLError: a runtime cannot be reached, or refuses.
@@ -205,12 +205,12 @@ def top(list_jobs: Callable[[], Sequence[JobInfo]], form: str) -> int:
 
 
 def watch_list(list_jobs: Callable[[], Sequence[JobInfo]], table: Table, form: str) -> int:
-    """Show the table of `elasticdl list` until Ctrl-C; the exit code.
+    """Show the table of `elasticdl list` until Ctrl-C; return the exit code.
 
     Args:
-        list_jobs: the jobs as they are now.
-        table: its first line has the heads.
-        form: json: a list of objects in one line whenever it is another one; else text for people.
+        list_jobs: Returns the current state of all jobs.
+        table: Formats it; the first line has the column names.
+        form: json: print a list of objects on one line whenever it changes; else text for people.
 
     Raises:
         ElasticDLError: a runtime cannot be reached, or refuses.
@@ -224,7 +224,7 @@ def watch_list(list_jobs: Callable[[], Sequence[JobInfo]], table: Table, form: s
         jobs = _try(list_jobs)
         if jobs is not None:
             lines = [_objects(jobs)] if form == "json" else table(jobs).splitlines()
-            ageless = [dataclasses.replace(job, created_at=0.0) for job in jobs]  # to grow older is no change
+            ageless = [dataclasses.replace(job, created_at=0.0) for job in jobs]  # a growing age is no change
             keys = lines if form == "json" else table(ageless).splitlines()
             for key, line in zip(keys, lines, strict=True):
                 if key not in shown:
@@ -234,10 +234,10 @@ def watch_list(list_jobs: Callable[[], Sequence[JobInfo]], table: Table, form: s
 
 
 def screen(jobs: Sequence[JobInfo], now: float) -> str:
-    """Return the tables of `elasticdl top`: the jobs, those that run first, and the pods of those that have not ended.
+    """Return the tables of `elasticdl top`: the jobs, running ones first, and the pods of those that have not ended.
 
     Args:
-        now: seconds since the Unix epoch.
+        now: Seconds since the Unix epoch.
     """
     ordered = sorted(jobs, key=lambda job: (_ORDER.index(job.phase), -job.created_at))
     heads = ["JOB", "WHERE", "PHASE", "RECORDS", "RATE", "ETA", "GOODPUT", "WORKERS", "PS", "STEP", "LOSS", "AGE"]
@@ -276,7 +276,7 @@ def _job_row(job: JobInfo, now: float) -> list[str]:
 
 def _pod_rows(job: JobInfo, with_devices: bool) -> list[list[str]]:
     prefix = f"elasticdl-{job.name}-"
-    memory: dict[str, tuple[int, int]] = {}  # of all devices of a pod
+    memory: dict[str, tuple[int, int]] = {}  # used and total bytes of all devices of a pod
     for one in job.status.devices:
         used, total = memory.get(name := f"{prefix}worker-{one.worker}", (0, 0))
         memory[name] = (used + one.used_bytes, total + one.total_bytes)
@@ -300,10 +300,10 @@ def _objects(jobs: Sequence[JobInfo]) -> str:
 
 
 def _try(list_jobs: Callable[[], Sequence[JobInfo]]) -> Sequence[JobInfo] | None:
-    """The jobs; None while a cluster is out of reach.
+    """Return the jobs; None while a cluster cannot be reached.
 
     Raises:
-        ElasticDLError: it refuses.
+        ElasticDLError: The cluster refuses.
     """
     try:
         return list_jobs()

@@ -25,14 +25,14 @@ _NONE = "<none>"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as kubectl sets them: three spaces apart, the first row the heads."""
+    """Return a table as kubectl prints it: columns three spaces apart, the first row has their names."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
 
 
 def structured(value: object, form: str) -> str:
-    """JSON, indented as kubectl does, or YAML."""
+    """Return JSON, indented as kubectl does, or YAML."""
     if form == "json":
         return json_text(value, indent=4)
     import yaml
@@ -41,7 +41,7 @@ def structured(value: object, form: str) -> str:
 
 
 def json_text(value: object, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
-    """Return JSON that every parser reads: it has no NaN and no infinity, which a metric may be, so these are null."""
+    """Return JSON that every parser reads: NaN and infinity, which a metric may be, are null."""
     dumps = functools.partial(json.dumps, indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
     try:
         return dumps(value)
@@ -50,7 +50,7 @@ def json_text(value: object, indent: int | None = None, separators: tuple[str, s
 
 
 def job_table(jobs: Sequence[JobInfo], *, with_namespace: bool, wide: bool) -> str:
-    """The table of `elasticdl list`."""
+    """Return the table of `elasticdl list`."""
     heads = ["NAME", "RUNTIME", "PHASE", "WORKERS", "PS", "RECORDS", "AGE"]
     rows = [heads + (["EPOCH", "STEP", "LOSS", "RATE", "MESSAGE"] if wide else [])]
     rows += [_row(job) + (_wide(job) if wide else []) for job in jobs]
@@ -95,7 +95,7 @@ def messages(job: JobInfo) -> list[str]:
 
 
 def waiting_for(job: JobInfo) -> str:
-    """Why a job that could run has no worker, in the words of its pending pods; empty if it has one."""
+    """Return why a job that could run has no worker, from the messages of its pending pods; empty if it has one."""
     if job.has_ended or job.status.workers_alive or job.phase is Phase.STOPPED:
         return ""
     pending = [pod for pod in job.status.pods if pod.phase == "Pending" and pod.message]
@@ -120,8 +120,8 @@ def page(job: JobInfo, now: float) -> str:
     """Return the output of `elasticdl status`.
 
     Args:
-        job: with the pods as they were found.
-        now: seconds since the Unix epoch.
+        job: With the pods as they were found.
+        now: Seconds since the Unix epoch.
     """
     status = job.status
     is_over = job.has_ended or job.phase is Phase.STOPPED
@@ -153,7 +153,10 @@ def page(job: JobInfo, now: float) -> str:
 
 
 def _pod_counts(status: JobStatus, role: str, alive: int, wanted: int) -> str:
-    """How many pods of a role run, and the state of the newest others while some are missing, refused ones last."""
+    """Return how many pods of a role run and, while some are missing, the states of the newest others.
+
+    Pods that the API server refused come last.
+    """
     others = [pod.phase.lower() for pod in status.pods if pod.role == role and pod.phase != "Running"]
     missing = collections.Counter(others[max(0, len(others) - max(0, wanted - alive)) :])
     refused = [f"{one.count} not created ({one.message})" for one in status.not_created if one.role == role]
@@ -162,7 +165,7 @@ def _pod_counts(status: JobStatus, role: str, alive: int, wanted: int) -> str:
 
 
 def _server_lines(status: JobStatus) -> list[str]:
-    """Return the load of each PS; of many the totals and the busiest."""
+    """Return the load of each parameter server; of many, the totals and the busiest one."""
     if not status.ps:
         return []
     rows = [["PS", "BUSY", "PUSHES/S", "PULLS/S", "IN", "OUT", "ROWS", "TABLES"]]
@@ -190,7 +193,7 @@ def _server_row(name: str, ps: PsStatus) -> list[str]:
 
 
 def _progress(status: JobStatus, *, with_rate: bool) -> list[tuple[str, str]]:
-    """Records, tasks, epoch, model and evaluation; an empty text for what is not known."""
+    """Return records, tasks, epoch, model and evaluation; a value that is not known is an empty text."""
     records = f"{status.records_done:,}"
     if status.records_total:
         records += f"/{status.records_total:,} ({status.records_done / status.records_total:.0%})"

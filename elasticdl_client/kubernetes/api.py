@@ -211,12 +211,12 @@ def hint_on_limits(said: str, role: str = "") -> str:
 
 
 def is_configured() -> bool:
-    """Whether there is anything that could say which cluster is meant."""
+    """Return whether there is a configuration that could select a cluster."""
     return "KUBERNETES_SERVICE_HOST" in os.environ or any(path.exists() for path in _kubeconfigs())
 
 
 def connect(force_kube_config: bool = False, context: str = "", first_answer_s: float = READ_TIMEOUT_S) -> Connection:
-    """The cluster of a context, by default the current one; inside a pod, the pod's own.  Nothing is sent yet.
+    """Return the cluster of a context, by default the current one; inside a pod, the pod's own.  Nothing is sent yet.
 
     Args:
         force_kube_config: use the kubeconfig file inside a pod, too.
@@ -246,7 +246,7 @@ def _access_of_pod() -> tuple[str, str, Access]:
 
 
 def _kubeconfigs() -> list[Path]:
-    """The files that kubectl merges; a variable that is empty counts as not set."""
+    """Return the files that kubectl merges; a variable that is empty counts as not set."""
     files = os.environ.get("KUBECONFIG") or _KUBECONFIG
     return [Path(file).expanduser() for file in files.split(os.pathsep) if file]
 
@@ -304,7 +304,7 @@ def _message(error: ApiError) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The innermost cause, in one line and without the address of a Python object."""
+    """Return the innermost cause, in one line and without the address of a Python object."""
     while isinstance(error.__cause__ or error.__context__, Exception):
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -344,16 +344,16 @@ def without_state(job_name: str, delete: str, spec: JobSpec | None) -> tuple[str
 
 
 def grant(namespace: str, service_account: str) -> str:
-    """Makes the service account and gives it the rights of a master."""
+    """Return the command that creates the service account and gives it the rights of a master."""
     account = "" if service_account == "elasticdl" else f" --service_account={service_account}"
     return f"elasticdl rbac --print --namespace={namespace}{account} | kubectl apply -f -"
 
 
 def grant_user(namespace: str) -> str:
-    """Give a user the rights to submit jobs and look after them."""
+    """Return the command that gives a user the rights to submit and manage jobs."""
     return f"elasticdl rbac --print --for=user --user=NAME --namespace={namespace} | kubectl apply -f -"
 
 
 def of_context(spec: JobSpec) -> str:
-    """The flag of the context that was chosen, after a space; empty for the current one."""
+    """Return the flag of the context that was chosen, after a space; empty for the current one."""
     return f" --context={spec.context}" if spec.context else ""

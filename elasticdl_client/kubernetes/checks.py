@@ -57,7 +57,7 @@ def check(connection: Connection, spec: JobSpec) -> list[str]:
 
 
 def gives_users(connection: Connection, namespace: str) -> bool:
-    """Whether a namespace gives each pod a user of its own range, and admits no other; False if that is unknown.
+    """Return whether a namespace admits only users of its own range, and gives one to each pod; False if unknown.
 
     Raises:
         ClusterError: the cluster does not answer.
@@ -247,7 +247,7 @@ def _check_queue(connection: Connection, spec: JobSpec) -> None:
 
 
 def _check_pods(connection: Connection, spec: JobSpec) -> None:
-    """Lets the API look at a server and a worker as the master will make them; nothing is created."""
+    """Let the API validate a parameter server and a worker as the master will create them; create nothing (dry run)."""
     for role in ("ps", "worker") if spec.num_ps_pods else ("worker",):
         manifest = pod_manifest(spec, role_pod(spec, role))
         try:

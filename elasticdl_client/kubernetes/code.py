@@ -223,7 +223,7 @@ def volumes(job_name: str, reference: str) -> tuple[list[dict[str, Any]], list[d
 
 
 def _files(root: Path) -> Iterator[str]:
-    """Yields the files of a directory that git does not ignore, whether or not it is in a repository, with those of
+    """Yield the files of a directory that git does not ignore, whether or not it is in a repository, with those of
     submodules and of other repositories in it; and links to directories."""
     if shutil.which("git"):
         yield from _by_git(root)

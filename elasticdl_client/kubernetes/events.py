@@ -31,7 +31,7 @@ def newest(connection: Connection, namespace: str, uids: Sequence[str]) -> dict[
 
 
 def _age(event: Mapping[str, Any]) -> tuple[str, bool]:
-    """Sorts by time, to the second, and within it a warning last."""
+    """Return a sort key: by time, to the second, and within a second a warning last."""
     series = event.get("series") or {}
     stamp = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
     return str(stamp)[:19], event.get("type") == "Warning"

@@ -24,7 +24,7 @@ _flag = Group.KUBERNETES.flag
 
 
 def parse_user(text: str) -> int | None:
-    """The id of --run_as_user; None: the cluster chooses.
+    """Return the id of --run_as_user; None: the cluster chooses.
 
     Raises:
         FlagError: it is none, or root's.
@@ -39,7 +39,7 @@ def parse_user(text: str) -> int | None:
 
 
 def worker_priorities(priority: str, num_workers: int) -> list[str]:
-    """The PriorityClass of every worker; empty strings without a priority.
+    """Return the PriorityClass of every worker; empty strings without a priority.
 
     A fraction f makes ``ceil(num_workers * f)`` workers high, taken alternately from both ends of the ids: those are
     the ones that start first and the ones that come last.

@@ -38,15 +38,15 @@ _OVERDUE_S = 30.0  # after its grace period; kubelets of the servers that we kno
 
 
 def wait(connection: Connection, spec: JobSpec, shown: Shown = Shown.GLANCE) -> int:
-    """Follows a job; the exit code for the shell: the job's, or 130 after Ctrl-C.
+    """Follow a job; return the exit code for the shell: the job's, or 130 after Ctrl-C.
 
     Args:
-        connection: to the cluster.
-        spec: of the job.
+        connection: Connection to the cluster.
+        spec: The job.
         shown: the part of its workers' output that is shown.
 
     Raises:
-        ClusterError: the cluster refuses to tell; the job keeps running.
+        ClusterError: The cluster refuses a request; the job keeps running.
     """
     job = spec.job_name
     logs = api.elasticdl_command("logs -f", spec)
@@ -77,8 +77,8 @@ class ClusterFollower:
     """Looks at a job's master and status until they say that the job has ended, or cannot continue as it is.
 
     Args:
-        connection: to the cluster.
-        spec: of the job.
+        connection: Connection to the cluster.
+        spec: The job.
         display: shows the job.
         shown: the part of its workers' output that is shown, too.
         overdue_s: a deleted master is called overdue when it is there for so long after its grace period.
@@ -114,11 +114,11 @@ class ClusterFollower:
         )
 
     def follow(self) -> Ended:
-        """Returns when the job has ended.
+        """Follow the job until it has ended.
 
         Raises:
             JobError: it has not, and will not without intervention.
-            ClusterError: the cluster refuses to tell.
+            ClusterError: The cluster refuses a request.
         """
         pause = threading.Event()
         while True:
@@ -182,7 +182,7 @@ class ClusterFollower:
         )
 
     def _say_news(self, master: Object) -> None:
-        """Says why the master does not run, when that changes; raises if it will not by itself."""
+        """Print why the master does not run, when the reason changes; raise if it will not run by itself."""
         found = cluster_objects.container(master)
         self._count_restarts(found)
         waiting = _state(found, "waiting")
@@ -280,7 +280,7 @@ class ClusterFollower:
             self._display.update(status, self.history)
 
     def _read_events(self, journal: str) -> bool:
-        """Reads the events if the journal is another one; whether it was."""
+        """Read the events if the journal has changed; return whether it has."""
         if journal == self._journal:
             return False
         self._journal = journal
@@ -291,13 +291,13 @@ class ClusterFollower:
         return True
 
     def _require_job(self) -> None:
-        """Raises if the job was deleted."""
+        """Raise if the job was deleted."""
         name = names.job_object(self._spec.job_name)
         if self._read(f"the ConfigMap {name}", "configmaps", name) is None:
             raise JobError(f"The job {self._spec.job_name} was deleted.", "")
 
     def _read(self, what: str, resource: str, name: str) -> Object | None:
-        """An object of the job's namespace; None if there is none."""
+        """Return an object of the job's namespace; None if there is none."""
         try:
             with self._connection.doing(f"read {what} in the namespace {self._spec.namespace}"):
                 found: Object = self._connection.get(object_path(resource, name, self._spec.namespace))

@@ -48,22 +48,22 @@ STOPPED = "Stopped"  # by `elasticdl stop`
 
 
 def job_object(job_name: str) -> str:
-    """The ConfigMap that holds the job's specification and owns its other objects."""
+    """Return the name of the ConfigMap that holds the job's specification and owns its other objects."""
     return f"elasticdl-{job_name}"
 
 
 def state_object(job_name: str) -> str:
-    """The ConfigMap with journal and status, made by the master."""
+    """Return the name of the ConfigMap with journal and status, which the master creates."""
     return f"elasticdl-{job_name}-state"
 
 
 def token_object(job_name: str) -> str:
-    """The Secret with the job's token and all else of it that is secret."""
+    """Return the name of the Secret with the job's token and its other secrets."""
     return f"elasticdl-{job_name}-token"
 
 
 def code_object(job_name: str, number: int) -> str:
-    """A ConfigMap with a part of the code of --code."""
+    """Return the name of a ConfigMap with a part of the code of --code."""
     return f"elasticdl-{job_name}-code-{number}"
 
 
@@ -82,17 +82,17 @@ def check_own_names(job_name: str) -> None:
 
 
 def env_key(variable: str) -> str:
-    """Where the Secret holds a variable of --envs."""
+    """Return the key of the Secret that holds a variable of --envs."""
     return f"{_ENV_KEY_PREFIX}{variable}"
 
 
 def pod_name(job_name: str, role: str, index: int) -> str:
-    """A pod; there is one master, which has no number."""
+    """Return the name of a pod; the single master has no number."""
     return f"elasticdl-{job_name}-master" if role == "master" else f"elasticdl-{job_name}-{role}-{index}"
 
 
 def container_name(pod: str) -> str:
-    """The container of a pod that does the work; injectors add others, some of them before it."""
+    """Return the name of the main container of a pod; injectors add others, some of them before it."""
     return pod[:63].rstrip("-")
 
 
@@ -103,7 +103,7 @@ def own_container(pod: str, containers: Sequence[str]) -> str:
 
 
 def master_service(job_name: str) -> str:
-    """The Service in front of the master's pod."""
+    """Return the name of the Service in front of the master's pod."""
     return pod_name(job_name, "master", 0)
 
 
@@ -119,10 +119,10 @@ def master_address(job_name: str, namespace: str) -> str:
 
 
 def job_labels(job_name: str) -> dict[str, str]:
-    """The labels of every object of a job."""
+    """Return the labels of every object of a job."""
     return {APP_LABEL: APP, JOB_LABEL: job_name}
 
 
 def pod_labels(job_name: str, role: str, index: int) -> dict[str, str]:
-    """The labels of a pod."""
+    """Return the labels of a pod."""
     return {**job_labels(job_name), ROLE_LABEL: role, INDEX_LABEL: str(index)}

@@ -44,7 +44,7 @@ class RolePod:
 
 
 def role_pod(spec: JobSpec, role: str) -> RolePod:
-    """The master, or the first server or worker, in which the master sets more than this."""
+    """Return the master, or the first server or worker, in which the master sets more than this."""
     return RolePod(
         name=names.pod_name(spec.job_name, role, 0),
         role=role,
@@ -74,7 +74,7 @@ def spec_for_pods(spec: JobSpec) -> JobSpec:
 
 
 def cluster_spec_in_image(path: str) -> str:
-    """Where an image holds the user's --cluster_spec."""
+    """Return where an image holds the user's --cluster_spec."""
     return f"{names.CLUSTER_SPEC_DIRECTORY}/{os.path.basename(path)}" if path else ""
 
 
@@ -120,7 +120,7 @@ def job_manifests(
 
 
 def public_manifests(spec: JobSpec, archive: Archive | None = None) -> list[Manifest]:
-    """The objects of `job_manifests` without anything secret, to be shown."""
+    """Return the objects of `job_manifests` without anything secret, to be shown."""
     certificate = dict.fromkeys(names.CERTIFICATE_KEYS, HIDDEN) if spec.uses_tls else {}
     manifests = job_manifests(spec.public(), HIDDEN, certificate, archive)
     for manifest in manifests:
@@ -135,7 +135,7 @@ def _secret(spec: JobSpec, token: str, certificate: Mapping[str, str]) -> dict[s
 
 
 def master_pod(config_map: Mapping[str, str], job_name: str, owner_uid: str) -> Manifest:
-    """The master's pod again, for a job that exists.
+    """Return the master's pod again, for a job that exists.
 
     Args:
         config_map: the data of the ConfigMap that owns the job.
@@ -160,7 +160,7 @@ def _services(spec: JobSpec) -> list[Manifest]:
 
 
 def _service(spec: JobSpec, role: str, index: int, port: int) -> Manifest:
-    """The Service of a role's index; of workers it is found by slot, which a successor takes over."""
+    """Return the Service of a role's index; of workers it is found by slot, which a successor takes over."""
     number_label = names.SLOT_LABEL if role == "worker" else names.INDEX_LABEL
     selector = {**names.job_labels(spec.job_name), names.ROLE_LABEL: role, number_label: str(index)}
     manifest = _object(spec, "Service", names.pod_name(spec.job_name, role, index))
@@ -187,7 +187,7 @@ def _object(spec: JobSpec, kind: str, name: str, version: str = "v1", **content:
 
 
 def to_yaml(manifests: list[Manifest]) -> str:
-    """One document for each object, nothing abbreviated."""
+    """Return one document for each object, nothing abbreviated."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -210,7 +210,7 @@ def is_stream(path: str) -> bool:
 
 
 def write(path: str, text: str) -> None:
-    """Writes a file that only the user can read, for the job's token is in it, or a stream.
+    """Write a file that only the user can read, for the job's token is in it, or a stream.
 
     Raises:
         FlagError: it cannot be written.

@@ -198,7 +198,7 @@ def _refused(path: str, hint: str) -> FlagError:
 
 
 def _check_fields(value: Any, kind: str, path: str) -> None:
-    """Compares a value with a type of the API as the package kubernetes describes it.
+    """Compare a value with a type of the API as the package kubernetes describes it.
 
     Raises:
         FlagError: a field that there is not, or a value of another type.
@@ -315,7 +315,7 @@ def adapt_pod(pod: dict[str, Any], role: str, text: str) -> None:
 
 
 def adapt_service(service: dict[str, Any], text: str) -> None:
-    """Puts what the JSON says of Services into a Service's manifest."""
+    """Apply the part of the JSON about Services to a Service's manifest."""
     service["spec"] |= parse_cluster_spec_json(text).get("service_spec", {})
 
 
@@ -323,7 +323,7 @@ _PLUGIN_HINT = "It needs an object `cluster` with the methods with_pod(pod) and 
 
 
 def with_pod(path: str, pod: dict[str, Any]) -> dict[str, Any]:
-    """A pod's manifest as the file changes it.
+    """Return a pod's manifest as the file changes it.
 
     Raises:
         FlagError: the file cannot be used, or raises.
@@ -332,7 +332,7 @@ def with_pod(path: str, pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_service(path: str, service: dict[str, Any]) -> dict[str, Any]:
-    """A Service's manifest as the file changes it.
+    """Return a Service's manifest as the file changes it.
 
     Raises:
         FlagError: the file cannot be used, or raises.
@@ -369,7 +369,7 @@ def _load(path: str) -> Any:
 
 
 def _guarded(path: str, what: str, action: Callable[[], Any]) -> Any:
-    """The user's code, whose errors name its file and line."""
+    """Run the user's code; its errors name its file and line."""
     try:
         return action()
     except Exception as error:

@@ -72,7 +72,7 @@ def pod_manifest(
     max_memory: int | None = None,
     has_secret_envs: bool = True,
 ) -> Manifest:
-    """The pod as the API takes it.
+    """Return the manifest of the pod.
 
     Args:
         spec: the job; `cluster_spec` is the path of a file that this process can read.
@@ -121,7 +121,7 @@ def queue_of(spec: JobSpec, role: str) -> str:
 
 
 def owned(manifest: Manifest, job_name: str, uid: str) -> Manifest:
-    """The same object, owned by the job's ConfigMap of that uid; without a uid as it is."""
+    """Return the object, owned by the job's ConfigMap of that uid; without a uid, unchanged."""
     if not uid:
         return manifest
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": names.job_object(job_name), "uid": uid}
@@ -187,7 +187,7 @@ def _pod_security(user: int | None) -> Manifest:
 
 
 def image_pull_secrets(spec: JobSpec) -> list[str]:
-    """The names in --image_pull_secret."""
+    """Return the names in --image_pull_secret."""
     return [name.strip() for name in spec.image_pull_secret.split(",") if name.strip()]
 
 
@@ -234,7 +234,7 @@ def log_file(spec: JobSpec, role: str, index: int) -> str:
 
 
 def _env(spec: JobSpec, pod: PodLike, secret_envs: Mapping[str, str]) -> list[Manifest]:
-    """The environment; the pod's address is first, so that other values may refer to it as $(MY_POD_IP).
+    """Return the environment; the pod's address is first, so that other values may refer to it as $(MY_POD_IP).
 
     Args:
         secret_envs: the variables whose values the job's Secret holds.
@@ -297,7 +297,7 @@ def _priority(spec: JobSpec, pod: PodLike) -> str:
 
 
 def _volumes(spec: JobSpec, role: str, resources: Resources) -> tuple[list[Manifest], list[Manifest]]:
-    """The user's volumes, the writable places that they leave to us, and the token."""
+    """Return the user's volumes, the writable places that they leave to us, and the token."""
     volumes, mounts = pod_volumes(role, parse_volumes(spec.volume))
     taken = {mount["mountPath"].rstrip("/") for mount in mounts}
     for path, name in _WRITABLE.items():
@@ -328,12 +328,12 @@ def _shared_memory(resources: Resources) -> Manifest:
 
 
 def has_evaluator(spec: JobSpec) -> bool:
-    """Whether a job of TensorFlow's own servers has a pod that evaluates."""
+    """Return whether a job of TensorFlow's own servers has a pod that evaluates."""
     return bool(spec.job_command) and spec.need_tf_config and bool(spec.validation_data)
 
 
 def tf_config(addresses: Mapping[str, Sequence[str]], role: str, number: int) -> str:
-    """The value of the variable.
+    """Return the value of the variable.
 
     Args:
         addresses: "worker": by slot, the evaluator's not among them; "ps": by id; each as host:port.

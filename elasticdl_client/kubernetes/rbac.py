@@ -144,7 +144,7 @@ _DEFAULTS = {
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Prints the manifests; the exit code.
+    """Print the manifests; return the exit code.
 
     Raises:
         FlagError: the command line is wrong.

@@ -42,7 +42,7 @@ _HINT = "For example cpu=1,memory=4096Mi,gpu=1; devices have their vendor's name
 
 
 def parse_resources(text: str) -> dict[str, str]:
-    """A resource string as Kubernetes quantities by resource name; empty text is an empty dict.
+    """Parse a resource string; return Kubernetes quantities by resource name, an empty dict for an empty text.
 
     Raises:
         FlagError: with the messages of the original.
@@ -63,7 +63,7 @@ def parse_resources(text: str) -> dict[str, str]:
 def container_resources(
     request: str, limit: str, memory_factor: float = 1.0, max_memory: int | None = None
 ) -> Resources:
-    """The resources of a container.
+    """Return the resources of a container.
 
     Without a limit it is limited to what it asks for, CPUs excepted: they can be shared, and a throttled pod is only
     slow.
@@ -107,7 +107,7 @@ def has_several_mig_devices(request: str, limit: str) -> bool:
 
 
 def quantity(text: str) -> Fraction:
-    """A Kubernetes quantity as a number: cores, bytes, pieces.
+    """Return a Kubernetes quantity as a number: cores, bytes, pieces.
 
     Raises:
         ValueError: it is none.
@@ -120,7 +120,7 @@ def quantity(text: str) -> Fraction:
 
 
 def exceeding(request: str, limit: str) -> str:
-    """The first resource of which more is asked for than the limit allows; empty if there is none."""
+    """Return the first resource with a request above its limit; empty if there is none."""
     limits = parse_resources(limit)
     for name, amount in parse_resources(request).items():
         if name in limits and quantity(amount) > quantity(limits[name]):
@@ -303,7 +303,7 @@ class Mount:
 
 
 def parse_volumes(text: str) -> list[Mount]:
-    """A volume string; empty text is an empty list.
+    """Parse a volume string; return an empty list for an empty text.
 
     Raises:
         FlagError: with the messages of the original, or for an entry with no source or no mount path, or two entries
@@ -324,7 +324,7 @@ def parse_volumes(text: str) -> list[Mount]:
 
 
 def pod_volumes(role: str, mounts: list[Mount]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The volumes and the mounts of a pod of that role; claims come before others.
+    """Return the volumes and the mounts of a pod of that role; claims come before others.
 
     A source mounted more than once is one volume, but for empty directories.
     """
@@ -341,7 +341,7 @@ def pod_volumes(role: str, mounts: list[Mount]) -> tuple[list[dict[str, Any]], l
 
 
 def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
-    """The mount that a path of a pod is on, the innermost; None if it is on none."""
+    """Return the innermost mount that contains a path of a pod; None if there is none."""
     found = [mount for mount in mounts if PurePosixPath(path).is_relative_to(mount.mount_path)]
     return max(found, key=lambda mount: len(mount.mount_path), default=None)
 

@@ -36,10 +36,10 @@ _LOOK_S = 0.5
 
 
 def run(spec: JobSpec, *, shown: Shown = Shown.GLANCE) -> int:
-    """Submits a job; the exit code for the shell.
+    """Submit a job; return the exit code for the shell.
 
     Args:
-        spec: of the job.
+        spec: The job.
         shown: the part of its workers' output that --wait shows.
 
     Raises:
@@ -61,8 +61,8 @@ def submit(spec: JobSpec, note: Callable[[str], None]) -> tuple[api.Connection, 
     """Check a job and create its objects.
 
     Args:
-        spec: of the job.
-        note: takes what the user should know.
+        spec: The job.
+        note: Receives messages for the user.
 
     Returns:
         The connection to its cluster, and the job in the namespace and with the user that it has there.
@@ -126,7 +126,7 @@ def check_submission(spec: JobSpec) -> None:
     """Check a job as `submit` does, and create nothing: for what is done before a submission and takes long.
 
     Args:
-        spec: of the job.
+        spec: The job.
 
     Raises:
         ElasticDLError: it could not be submitted.
@@ -153,7 +153,7 @@ def _note(text: str) -> None:
 
 
 def _placed(spec: JobSpec, namespace: str) -> JobSpec:
-    """The job in the namespace that it names, or else in this one."""
+    """Return the job with its namespace; if it names none, with this one."""
     return dataclasses.replace(spec, namespace=spec.namespace or namespace)
 
 
@@ -220,7 +220,7 @@ def _with_code(spec: JobSpec) -> tuple[JobSpec, Archive | None]:
 
 
 def _manifests(spec: JobSpec, archive: Archive | None) -> list[Manifest]:
-    """The objects of a new job, with a secret of its own."""
+    """Return the objects of a new job, with a secret of its own."""
     certificate = make_certificate() if spec.uses_tls else {}
     return job_manifests(spec, secrets.token_hex(_TOKEN_BYTES), certificate, archive)
 
@@ -237,7 +237,7 @@ def _say_submitted(spec: JobSpec) -> None:
 
 
 def create(connection: api.Connection, spec: JobSpec, manifests: list[Manifest], if_taken: str = "") -> str:
-    """Creates a job's objects, the first as the owner of the others; all or nothing.
+    """Create all of a job's objects, or none; the first owns the others.
 
     Args:
         if_taken: what to do if there is a job of that name; empty: delete it, or choose another name.
@@ -284,7 +284,7 @@ def _create(connection: api.Connection, manifest: Manifest) -> Any:
 
 
 def _undo(connection: api.Connection, spec: JobSpec, uid: str) -> None:
-    """Deletes the owner, and with it what it owns; an error of this is only said: the one before it counts."""
+    """Delete the owner, and with it the objects that it owns; only print an error: the earlier error is raised."""
     owner = names.job_object(spec.job_name)
     options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
     try:

@@ -178,7 +178,7 @@ class JobHandle:
             JobFailed: the job has failed, or has stopped before its end.
             TimeoutError: it has not ended in time; it runs on.
             JobError: it was deleted, or does not start as it is.
-            ClusterError: the cluster refuses to tell.
+            ClusterError: The cluster refuses a request.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         display = open_display(sys.stdout, self._news) if self._progress else None
@@ -259,7 +259,7 @@ class JobHandle:
         self._store.delete(self._look(), timeout)
 
     def _look(self) -> JobInfo:
-        """The job as it is now; one that has ended stays as it was seen."""
+        """Return the job as it is now; one that has ended stays as it was seen."""
         if self._info.has_ended:
             return self._info
         found = self._store.find(self.name)
@@ -269,7 +269,7 @@ class JobHandle:
         return found
 
     def _wait(self, deadline: float | None, display: Display | None) -> JobInfo | None:
-        """The job when it has ended, or has stopped; None: it has not in time."""
+        """Return the job when it has ended, or has stopped; None: it has not in time."""
         pause, shown_at = self._has_ended or threading.Event(), -1.0
         while True:
             try:
@@ -321,7 +321,7 @@ def get(
     """Find a job of this machine or of the cluster.
 
     Args:
-        name: of the job.
+        name: Name of the job.
         runtime: kubernetes or local; empty: both are searched.
         namespace: on Kubernetes; empty: the context's.
         context: of the kubeconfig; empty: the current one.

@@ -124,7 +124,7 @@ def _of_the_command(name: str) -> FlagError:
 
 
 def _text(name: str, value: object) -> str:
-    """The value of a flag as the command line has it."""
+    """Return the value of a flag as the command line has it."""
     if isinstance(value, str | int | float | os.PathLike):
         return str(os.fspath(value) if isinstance(value, os.PathLike) else value)
     separator = ";" if name in _PARAMS else ","

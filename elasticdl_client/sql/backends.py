@@ -424,7 +424,7 @@ def load_by_copy(connection: Any, name: str, table: Any) -> None:
 
     Args:
         connection: of psycopg, in the transaction to write in.
-        name: of the table.
+        name: Name of the table.
         table: of columns of the same names, whose types are those of `_FORMATS`, or texts; NaN stays NaN.
     """
     if not table.num_rows:

@@ -245,7 +245,7 @@ class _Resolver:
         return {"kind": "number", "column": name, "mean": float(mean), "deviation": float(deviation)}
 
     def _ids(self, expression: Expression) -> Feature:
-        """A category: of a name, what its type asks for."""
+        """Return the ids of a category; those of a plain column name depend on its type."""
         if isinstance(expression, Name):
             name = self.column(expression)
             if self._statistics[name]["type"] == "string":
@@ -339,7 +339,7 @@ class _Resolver:
         return call.arguments
 
     def column(self, expression: Expression) -> str:
-        """The column that a name means."""
+        """Return the column of a name."""
         if not isinstance(expression, Name):
             raise StatementError("The name of a column is expected.", "For example age.", expression.place)
         found = find_name(list(self._statistics), expression)
@@ -422,7 +422,7 @@ def written(name: str, dialect: str) -> str:
 
 
 def _text(value: object) -> str:
-    """A value of a vocabulary as the texts of a column have it."""
+    """Return a value of a vocabulary as the texts of a column have it."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).strip()

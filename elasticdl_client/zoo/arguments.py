@@ -102,12 +102,12 @@ class Arguments:
     flags: Mapping[str, str]
 
     def text(self, command: str, name: str) -> str:
-        """The value of a flag, or its default."""
+        """Return the value of a flag, or its default."""
         return self.flags.get(name, str(COMMANDS[command].flags[name].default))
 
 
 def split(command: str, arguments: Sequence[str]) -> Arguments:
-    """Tells the place from the flags; flags may stand before and after it.
+    """Separate the positional argument from the flags, which may stand before and after it.
 
     Raises:
         FlagError: an unknown flag, one without its value or given twice, too many places, or none.
@@ -177,13 +177,13 @@ def split_image_name(name: str) -> tuple[str, str]:
 
 
 def registry_of(name: str) -> str:
-    """The host that an image is pushed to; empty for Docker Hub."""
+    """Return the host that an image is pushed to; empty for Docker Hub."""
     first, slash, _ = name.partition("/")
     return first if slash and (first == "localhost" or re.search(r"[.:]", first)) else ""
 
 
 def usage(command: str) -> str:
-    """One line."""
+    """Return one line."""
     known = COMMANDS[command]
     place = known.place if known.place_is_required else f"[{known.place}]"
     flags = " --image=NAME" if command == "build" else " [--flag=value …]" if known.flags else ""
@@ -191,14 +191,14 @@ def usage(command: str) -> str:
 
 
 def overview() -> str:
-    """The help of `elasticdl zoo`."""
+    """Return the help of `elasticdl zoo`."""
     lines = ["elasticdl zoo: from a folder of models to an image that jobs on Kubernetes run in.", ""]
     lines += [f"  {usage(name):<46} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join([*lines, "", "`elasticdl zoo COMMAND --help` lists a command's flags."])
 
 
 def help_of(command: str, width: int) -> str:
-    """The help of a zoo command, lines at most `width` wide."""
+    """Return the help of a zoo command, lines at most `width` wide."""
     known = COMMANDS[command]
     lines = [f"elasticdl zoo {command}: {known.summary}.", "", f"Usage: {usage(command)}"]
     indent = " " * 22

@@ -38,7 +38,7 @@ class Image:
 
 
 def build(folder: Path, repository: str, tag: str, out: TextIO) -> Image:
-    """Builds an image, showing what the builder says.
+    """Build an image and show the output of the builder.
 
     Args:
         folder: the build context, with a Dockerfile.
@@ -101,7 +101,7 @@ def prepared_folder(folder: Path) -> Path:
 
 
 def failure(step: BuildStep | None, text: str, said: list[str]) -> ImageError:
-    """A failed build.
+    """Return the error of a failed build.
 
     Args:
         step: the last one that began; None if none did.
@@ -273,7 +273,7 @@ def _unreachable(error: Exception) -> ImageError:
 
 
 def push(repository: str, tag: str, out: TextIO) -> None:
-    """Pushes an image, showing what the registry says; credentials are those of `docker login`.
+    """Push an image and show the output of the registry; credentials are those of `docker login`.
 
     Args:
         repository: of the image's name; begins with the registry.

@@ -22,7 +22,7 @@ _INTERRUPTED = 130
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs a zoo command.
+    """Run a zoo command.
 
     Args:
         arguments: those after `elasticdl zoo`.

@@ -62,7 +62,7 @@ class Transfers:
         self._layers: dict[str, Transfer] = {}
 
     def update(self, transfer: Transfer) -> bool:
-        """Takes a layer's newest state; whether it has come to another one, other than by its size."""
+        """Take a layer's newest state; return whether more than its size has changed."""
         before = self._layers.get(transfer.layer)
         if before is not None and not transfer.total_bytes:  # the engine leaves out the size once a layer is there
             done = before.total_bytes
@@ -234,7 +234,7 @@ def read_messages(messages: Iterable[Mapping[str, Any]]) -> Iterator[Message]:
 
 
 def _line(text: str) -> Line:
-    """A line as a terminal would have it in the end: a carriage return starts it anew."""
+    """Return a line as a terminal finally shows it: a carriage return starts it again."""
     return Line(_CONTROL.sub("", text.rstrip("\r").rpartition("\r")[2]).rstrip())
 
 
@@ -251,16 +251,16 @@ _STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
 
 
 def step_of(text: str) -> BuildStep | None:
-    """The step that a line announces."""
+    """Return the step that a line announces."""
     found = _STEP.fullmatch(text)
     return BuildStep(int(found[1]), int(found[2]), re.sub(r"\s+", " ", found[3])) if found else None
 
 
 def is_cache_note(text: str) -> bool:
-    """Whether a line says that the step's result was there already."""
+    """Return whether a line says that the result of the step was cached."""
     return text.strip() == "---> Using cache"
 
 
 def is_bookkeeping(text: str) -> bool:
-    """Whether a line is about the builder's own containers and images alone."""
+    """Return whether a line is about the builder's own containers and images alone."""
     return bool(re.match(r" ---> |Removing intermediate container |Successfully (?:built|tagged) |$", text))

@@ -44,7 +44,7 @@ class Recipe:
 
 
 def dockerfile(recipe: Recipe) -> str:
-    """The Dockerfile, for any builder; the model zoo is the build context."""
+    """Return the Dockerfile, for any builder; the model zoo is the build context."""
     parts = [_base(recipe), _packages(recipe.has_packages), _requirements()]
     if recipe.has_wheels:
         parts.append(_wheels(recipe.version))
@@ -55,7 +55,7 @@ def dockerfile(recipe: Recipe) -> str:
 
 
 def runtime_file(recipe: Recipe) -> str:
-    """The requirements of the first layer."""
+    """Return the requirements of the first layer."""
     return "\n".join(["# What `elasticdl zoo init` found the runtime to need.", *recipe.runtime, ""])
 
 

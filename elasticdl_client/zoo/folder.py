@@ -59,7 +59,7 @@ class Plan:
 
 
 def plan(wishes: Wishes, version: str) -> Plan:
-    """Checks everything and reads what is to be copied.
+    """Check everything and read what is to be copied.
 
     Args:
         wishes: of the user.
@@ -101,7 +101,7 @@ def plan(wishes: Wishes, version: str) -> Plan:
 
 
 def write(wishes: Wishes, files: dict[str, bytes], ask: Ask | None) -> None:
-    """Writes the files of a plan.
+    """Write the files of a plan.
 
     Args:
         wishes: say where, and whether what is there may be overwritten.
@@ -192,7 +192,7 @@ def _check_base_image(wishes: Wishes) -> None:
 
 
 def _python_minor(base_image: str) -> int | None:
-    """Which Python 3 an official image has, by its name; None for any other image."""
+    """Return the version of Python 3 in an official image, from its name; None for any other image."""
     found = re.match(r"(?:.*/)?python:3\.(\d+)", base_image)
     return int(found[1]) if found else None
 
@@ -228,7 +228,7 @@ class Wheels:
 
 
 def find_wheels(folder: Path, version: str, extras: Sequence[str], python_minor: int | None = None) -> Wheels:
-    """Finds the wheels of a version.
+    """Find the wheels of a version.
 
     Args:
         folder: of --local_pkg_dir.
