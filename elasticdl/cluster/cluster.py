@@ -106,6 +106,10 @@ class Pod:
     queue: str = ""  # the queue that has not admitted it yet
 
 
+class QuotaExceeded(ElasticDLError):
+    """A pod was not created because a quota is used up; `what` is the text of the cluster."""
+
+
 class CannotResize(ElasticDLError):
     """The cluster cannot give running pods more memory."""
 

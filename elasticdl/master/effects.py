@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from elasticdl.cluster.cluster import CannotResize, Cluster, EventType, Pod, PodEvent
+from elasticdl.cluster.cluster import CannotResize, Cluster, EventType, Pod, PodEvent, QuotaExceeded
 from elasticdl.master import checkpoints, messages
 from elasticdl.master.checkpoints import PsCalls, PsUnreachable
 from elasticdl.master.core import commands, events
@@ -156,7 +156,7 @@ class Effects:
         try:
             self.cluster.create(self._pod_specs.of(command))
         except ElasticDLError as error:
-            self.inbox.post(events.PodNotCreated(command.name, error.what))
+            self.inbox.post(events.PodNotCreated(command.name, error.what, isinstance(error, QuotaExceeded)))
 
     def _resize_pod(self, pod: commands.CreatePod) -> None:
         try:

@@ -91,6 +91,43 @@ def test_a_worker_that_is_about_to_leave_gives_its_quota_first() -> None:
     assert deleted(script) == ["worker-1"]
 
 
+def refused(script: Script, role: Role, index: int) -> None:
+    """A pod was to be created, and the quota of the namespace is used up."""
+    name = script.settings.pod_name(role, index)
+    script.tell(e.PodNotCreated(name, "exceeded quota: all, requested: pods=1", lacks_quota=True))
+
+
+def test_a_worker_gives_its_quota_to_a_server_that_cannot_be_created() -> None:
+    script = running(2)
+    script.ps_dies()
+    refused(script, Role.PS, 0)
+    for seconds in (1, 2, 4):
+        script.pass_time(seconds, alive=(0, 1))
+        assert created(script) == ["ps-0"]
+        refused(script, Role.PS, 0)
+    assert deleted(script) == []
+    script.pass_time(4, alive=(0, 1))
+    assert deleted(script) == ["worker-1"]
+    script.kill(1)
+    script.pass_time(1, alive=(0,))
+    assert created(script) == ["ps-0"]  # and not the worker's successor, which would take its place
+    shown(script, Role.PS, 0, node="node-0", life=2)
+    assert created(script) == ["worker-2"]
+    script.ps_starts(life=2)
+    refused(script, Role.WORKER, 2)
+    script.pass_time(60, alive=(0,))
+    assert deleted(script) == []
+
+
+def test_a_server_that_is_refused_for_another_reason_takes_nothing_from_workers() -> None:
+    script = running(2)
+    script.ps_dies()
+    for _ in range(12):
+        script.tell(e.PodNotCreated(script.settings.pod_name(Role.PS, 0), "the webhook denies it"))
+        script.pass_time(5, alive=(0, 1))
+        assert deleted(script) == []
+
+
 def test_a_server_that_waits_for_a_node_takes_nothing_from_workers() -> None:
     script = running(2)
     script.ps_dies()

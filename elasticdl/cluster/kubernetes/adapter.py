@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from elasticdl.cluster.cluster import CannotResize, Pod, PodEvent, PodSpec, check_spec
+from elasticdl.cluster.cluster import CannotResize, Pod, PodEvent, PodSpec, QuotaExceeded, check_spec
 from elasticdl.cluster.kubernetes.api import PATIENCE_S, ApiCalls, ApiServer, Query, Refusal
 from elasticdl.cluster.kubernetes.causes import Causes
 from elasticdl.cluster.kubernetes.pods import Object, container_of, has_ended
@@ -68,7 +68,8 @@ class KubernetesCluster:
         """See the port; an ended pod with that name is deleted first.
 
         Raises:
-            ElasticDLError: rejected, with the server's own text in `what` (a quota, a missing right), or not answered
+            QuotaExceeded: rejected for now.
+            ElasticDLError: rejected, with the server's own text in `what` (a missing right, a webhook), or not answered
                 in time.
         """
         check_spec(spec)
@@ -82,6 +83,8 @@ class KubernetesCluster:
             try:
                 return self._read(self._api.call("POST", self._api.namespaced("pods"), body=body))
             except Refusal as refusal:
+                if refusal.exceeds_quota:
+                    raise QuotaExceeded(refusal.what, refusal.hint) from refusal
                 if refusal.reason != "AlreadyExists":
                     raise
             earlier = self._find(spec.name)

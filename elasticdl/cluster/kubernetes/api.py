@@ -33,6 +33,7 @@ _LONGEST_PAUSE_S = 3.0
 _LONGEST_STREAM_PAUSE_S = 5.0
 _POOL_SIZE = 32  # connections kept open: for threads that create pods in parallel, and for watches
 _CONTENT_TYPES = {"PATCH": "application/strategic-merge-patch+json"}
+_QUOTA = "exceeded quota"
 _FOR_NOW = (429, 500, 502, 503, 504)
 _NO_RIGHT = re.compile(r'User "(?P<user>[^"]+)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"')
 _FORBIDDEN = re.compile(r'^\w+ "[^"]*" is forbidden: ')
@@ -52,6 +53,10 @@ class Refusal(ClusterError):
         self.reason = str(said.get("reason") or "")
         self.message = str(said.get("message") or "")
         self.retry_after_s = retry_after_s
+
+    @property
+    def exceeds_quota(self) -> bool:
+        return self.status == 403 and _QUOTA in self.message
 
 
 class Closed(ElasticDLError):
@@ -246,7 +251,7 @@ class ApiServer:
                 f"{who} has no right to {verb} {resource} in namespace {self._namespace}.",
                 "`elasticdl rbac --print` shows the rights that a job needs.",
             )
-        if status == 403 and "exceeded quota" in message:
+        if status == 403 and _QUOTA in message:
             return _FORBIDDEN.sub("", message), "Raise the quota of the namespace, or wait until others have ended."
         return _FORBIDDEN.sub("", message), ""
 

@@ -400,10 +400,15 @@ class PodsListed:
 
 @dataclass(frozen=True, slots=True)
 class PodNotCreated:
-    """A `CreatePod` command failed; the core tries again later."""
+    """A `CreatePod` command failed; the core tries again later.
+
+    Attributes:
+        lacks_quota: The reason is a used-up quota, which other pods of the job may use.
+    """
 
     name: str
     message: str
+    lacks_quota: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -440,7 +440,7 @@ class Fleet:
         )
 
     def _pod_not_created(self, event: PodNotCreated, clock: float) -> None:
-        delay = self.pods.not_created(event.name, event.message, clock)
+        delay = self.pods.not_created(event.name, event.message, clock, event.lacks_quota)
         if delay is not None and event.message != self._create_message:
             self._create_message = event.message
             self._out.events.add(EventKind.POD_NOT_CREATED, self._subject(event.name), event.message)
@@ -604,38 +604,31 @@ class Fleet:
             self._replace(slow_pod, slow.why, clock)
 
     def _give_way(self, clock: float) -> None:
-        """Delete workers whose quota a server waits for: without the server they have no work.
+        """Delete workers whose quota a server lacks, in a queue or its namespace: without the server they have no work.
 
-        Workers that wait in the queue are deleted as well, since they may be older than the server; their successors
-        are created when the server is admitted.
+        Workers that wait in a queue are deleted as well, since they may be older than the server; their successors
+        are created when the server has a place.
         """
-        waiting = [
-            server
-            for server in self.pods.servers()
-            if server.queued_since is not None and clock - server.queued_since > _GIVE_WAY_S
-        ]
-        if not waiting or self._settings.queues_differ:
+        waiting = [] if self._settings.queues_differ else self.pods.without_quota(clock, _GIVE_WAY_S)
+        if not waiting:
             return
         workers = self.pods.living(Role.WORKER)
         placed = sorted((w for w in workers if w.has_node), key=lambda w: (self._use_of(w, clock), -w.index))
         num_leaving = sum(r.is_leaving and r.has_node for r in self.pods.existing())
         given = [w for w in workers if not w.has_node] + placed[: max(0, len(waiting) - num_leaving)]
-        for server in waiting:
-            server.queued_since = clock
+        server = f"{Role.PS}-{waiting[0]}"
         for record in given:
-            self._release(record, waiting[0], clock)
+            self._release(record, server, clock)
         if given:
             self._out.persist()
             names = f"{', '.join(one.subject for one in given)}: asked to end"
-            self._out.log(f"{names}, for {waiting[0].name} waits in the queue for quota", Level.WARNING)
+            self._out.log(f"{names}, for {server} lacks quota", Level.WARNING)
 
-    def _release(self, record: PodRecord, server: PodRecord, clock: float) -> None:
+    def _release(self, record: PodRecord, server: str, clock: float) -> None:
         record.is_leaving = record.is_released = True
         self.pods.touch_slot(record)
-        text = f"gives its quota to {server.subject}"
-        cause = self._out.events.add(
-            EventKind.POD_DRAINING, record.subject, text, self._out.events.newest(server.subject)
-        )
+        text = f"gives its quota to {server}"
+        cause = self._out.events.add(EventKind.POD_DRAINING, record.subject, text, self._out.events.newest(server))
         self._reconciler.doubt_session(record.role, record.slot)
         self._out.add(DeletePod(record.name))
         self.pods.plan_successor(record, clock, cause)

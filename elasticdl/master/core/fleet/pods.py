@@ -38,7 +38,6 @@ class PodRecord:
         is_leaving: It was ended from outside and no longer counts.
         is_released: It was ended because its slot is no longer wanted, or a server needs its quota: a worker
             finishes its minibatch first.
-        queued_since: When a queue was first seen to hold it back; None if none does.
         is_scheduled: It has a node or a slot, but may not run yet.
         running_since: None until it runs.
         state: State of its process while it runs, if the cluster reports one, such as "stopped by SIGSTOP".
@@ -59,7 +58,6 @@ class PodRecord:
     gone_uids: list[str] = field(default_factory=list)
     is_leaving: bool = False
     is_released: bool = False
-    queued_since: float | None = None
     is_scheduled: bool = False
     running_since: float | None = None
     state: str = ""
@@ -115,6 +113,7 @@ class Pods:
         self._soonest = 0.0  # no pending pod is due earlier
         self._touched: set[int] = set()  # worker slots whose content may have changed
         self._refusals: dict[str, tuple[Role, str]] = {}  # why pods could not be created, the newest last
+        self._without_quota: dict[int, float] = {}  # servers that a queue or a quota holds back, and since when
         self._gone_uids: dict[str, list[str]] = {}
         self._memory_factors: dict[Place, float] = {}  # only factors above 1
         self._has_run: set[Role] = set()
@@ -354,7 +353,19 @@ class Pods:
         """
         if self._settings.has_queue:
             return sum(server.has_node for server in self.servers()) < self._settings.num_ps
-        return any(server.queued_since is not None for server in self.servers())
+        return bool(self._without_quota)
+
+    def without_quota(self, clock: float, for_s: float) -> list[int]:
+        """Return the indices of servers held back longer than `for_s` by a queue or a quota; count their time anew."""
+        found = [index for index, since in self._without_quota.items() if clock - since > for_s]
+        self._without_quota |= dict.fromkeys(found, clock)
+        return found
+
+    def _lacks_quota(self, record: PodRecord, lacks: bool, clock: float) -> None:
+        if record.role is Role.PS and lacks and not record.is_leaving:
+            self._without_quota.setdefault(record.index, clock)
+        elif record.role is Role.PS:
+            self._without_quota.pop(record.index, None)
 
     def _record(self, pending: Pending) -> PodRecord:
         role, slot, index = pending.role, pending.slot, pending.index
@@ -378,7 +389,7 @@ class Pods:
             del self._in_slot[record.slot]
         self._touch(record.role, record.slot)
 
-    def not_created(self, name: str, why: str, clock: float) -> float | None:
+    def not_created(self, name: str, why: str, clock: float, lacks_quota: bool = False) -> float | None:
         """Plan another attempt after a failed creation; return its delay, None if the pod is unknown or exists.
 
         A worker that is no longer wanted is not created.
@@ -391,6 +402,7 @@ class Pods:
         if record.is_released:
             return None
         self._refusals[name] = (record.role, why)
+        self._lacks_quota(record, lacks_quota, clock)
         delay = min(MAX_CREATE_DELAY[record.role], max(RETRY, 2 * record.create_delay))
         self._gone_uids[name] = record.gone_uids
         self._plan(Pending(clock + delay, record.role, record.slot, record.index, delay, record.cause))
@@ -425,7 +437,7 @@ class Pods:
         self._refusals.pop(record.name, None)
         record.uid = event.uid
         record.is_scheduled = bool(event.node) or event.has_slot
-        record.queued_since = (clock if record.queued_since is None else record.queued_since) if event.queue else None
+        self._lacks_quota(record, bool(event.queue), clock)
         if event.phase is PodState.RUNNING or event.exit_code is not None:
             self._has_run.add(record.role)
         if event.phase is PodState.RUNNING and record.running_since is None:
@@ -542,6 +554,7 @@ class Pods:
         planned = {self._settings.pod_name(*index) for index in self._by_index}
         attempted = {record.name for record in self._records.values() if not record.uid}
         assert self._refusals.keys() <= planned | attempted, self._refusals
+        assert self._without_quota.keys() <= set(range(self._settings.num_ps)), self._without_quota
         assert set(self._by_index) == {(p.role, p.index) for p in self._pending.values() if p.index is not None}
         assert all(one.due_at >= self._soonest for one in self._pending.values())
         assert all(1.0 < factor <= MAX_MEMORY_FACTOR for factor in self._memory_factors.values())
