@@ -34,6 +34,7 @@ _DATA = re.compile(r"[Rr]ecord \d|byte \d|cannot be read|damaged|checksum|line \
 _CHANGED = re.compile(r"changed since the job began|changed while the job reads it|not hold the same records")
 _LAST_CHECKPOINT = "The last checkpoint was not written"
 _CHECKPOINTS = "checkpoints"  # key of those that were not written
+_AWAY = re.compile(r"\bPS (?P<id>\d+) at \S+ does not answer")
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 
 _WORDS = {
@@ -302,6 +303,8 @@ def checkpoints(facts: Facts) -> Iterator[Diagnosis]:
         saved = next((e for e in facts.of(EventKind.CHECKPOINT_SAVED) if e.number > event.number), None)
         is_fatal = facts.has_ended_by(event)
         again = f" The next one, {saved.subject}, was written." if saved is not None else ""
+        kept = "" if event.message.endswith("there is none yet") else " The last good checkpoint is kept."
+        away = _AWAY.search(event.message)
         yield Diagnosis.of(
             event,
             Trouble.DISK_FULL if is_full else Trouble.CHECKPOINT_NOT_WRITTEN,
@@ -309,11 +312,13 @@ def checkpoints(facts: Facts) -> Iterator[Diagnosis]:
             if is_full
             else f"{event.subject} was not written: {one_line(event.message)}",
             (event.message,),
-            "The job was ended, as it was the last one. The last good checkpoint is kept."
+            f"The job was ended, as it was the last one.{kept}"
             if is_fatal
-            else f"The job trained on, and the last good checkpoint is kept; a later one is tried.{again}",
+            else f"The job trained on, and a later one is tried.{kept}{again}",
             "Make room in --checkpoint_dir, or keep fewer: --keep_checkpoint_max."
             if is_full
+            else f"See why ps-{away['id']} did not answer; the storage is not to blame."
+            if away is not None
             else "See that --checkpoint_dir is mounted, writable by all pods, and fast enough.",
             cost=Cost(is_open=saved is None and not facts.is_over),
             is_fatal=is_fatal,

@@ -171,8 +171,7 @@ def _quota(message: str) -> Wait:
     return Wait(
         Trouble.QUOTA_EXCEEDED,
         "cannot be created: the quota of the namespace is used up",
-        "Raise the quota, ask for less (--num_workers, --worker_resource_request), or wait until others have ended; "
-        "the job trains with the pods that it has.",
+        "Raise the quota, ask for less (--num_workers, --worker_resource_request), or wait until others have ended.",
         found,
     )
 
@@ -354,9 +353,9 @@ def _diagnosis(facts: Facts, event: JobEvent, wait: Wait) -> Diagnosis:
     elif ended is not None:
         done = f"It has ended after {until - event.at:.1f} s, before it ran."
     elif event.kind is EventKind.POD_NOT_CREATED:
-        done = "The creation is tried again, at longer and longer intervals; the job uses the pods that it has."
+        done = f"The creation is tried again, at longer and longer intervals; {_meanwhile(subject)}"
     else:
-        done = "It is kept, and starts when it can; the job uses the pods that it has."
+        done = f"It is kept, and starts when it can; {_meanwhile(subject)}"
     return Diagnosis.of(
         event,
         wait.trouble,
@@ -370,6 +369,12 @@ def _diagnosis(facts: Facts, event: JobEvent, wait: Wait) -> Diagnosis:
         is_fatal=is_fatal,
         key=subject.partition("-")[0],
     )
+
+
+def _meanwhile(subject: str) -> str:
+    if subject.startswith("ps-"):
+        return "the job waits, for it trains with all parameter servers or not at all."
+    return "the job uses the pods that it has."
 
 
 def pods_without_events(facts: Facts) -> Iterator[Diagnosis]:

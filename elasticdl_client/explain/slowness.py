@@ -386,9 +386,11 @@ _PS_CURES = {
 
 
 def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
-    """Parameter servers that hold the workers up."""
+    """Parameter servers that hold the workers up; what workers wait for a lost one has a trouble of its own."""
     status = facts.job.status
-    waiting = _share(status.worker_seconds, SlotState.WAITING_PS)
+    waited_s = status.worker_seconds.get(SlotState.WAITING_PS, 0.0) - _lost_servers_s(facts) * status.workers_wanted
+    seconds = {**status.worker_seconds, SlotState.WAITING_PS: max(0.0, waited_s)}
+    waiting = _share(seconds, SlotState.WAITING_PS)
     if waiting < _SHARE or not status.ps or _lacks_workers(facts):
         return
     found = _servers(facts)
@@ -410,7 +412,7 @@ def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
             goodput.summary(status.worker_seconds),
         ),
         "",
-        Cost(status.worker_seconds.get(SlotState.WAITING_PS, 0.0), is_open=not facts.is_over),
+        Cost(seconds[SlotState.WAITING_PS], is_open=not facts.is_over),
         _PS_CURES[load],
         {
             "cause": load.value,
@@ -419,6 +421,25 @@ def overloaded_servers(facts: Facts) -> Iterator[Diagnosis]:
             "throttled": round(most.throttled, 4),
         },
     )
+
+
+def _lost_servers_s(facts: Facts) -> float:
+    """Return for how many seconds at least one server that had been ready was away."""
+    away: set[str] = set()
+    began, total = 0.0, 0.0
+    for event in facts.of(EventKind.POD_LOST, EventKind.POD_GIVEN_UP, EventKind.PS_READY):
+        if not event.subject.startswith("ps-"):
+            continue
+        before = bool(away)
+        if event.kind is EventKind.PS_READY:
+            away.discard(event.subject)
+        else:
+            away.add(event.subject)
+        if away and not before:
+            began = event.at
+        elif before and not away:
+            total += event.at - began
+    return total + (facts.end - began if away else 0.0)
 
 
 def _servers(facts: Facts) -> Sequence[PsStatus]:

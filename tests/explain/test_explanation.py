@@ -276,6 +276,31 @@ def test_where_the_time_goes_is_reported_when_it_is_much() -> None:
     assert not diagnosed(Log(), quick)
 
 
+@pytest.mark.parametrize("is_back", [True, False])
+def test_servers_that_were_lost_were_not_overloaded(is_back: bool) -> None:
+    log = Log()
+    lost = log.lose("ps-0", "OOMKilled")
+    for _ in range(28):
+        log.add(EventKind.LEASE_LOST, "worker-1")
+    if is_back:
+        log.add(EventKind.PS_READY, "ps-0", "", log.add(EventKind.POD_CREATED, "ps-0", "", lost))
+    seconds = {"useful": 30.0, "waiting_ps": 60.0}
+    status = replace(RUNNING.status, worker_seconds=seconds, ps=(PsStatus(0), PsStatus(1)), workers_wanted=2)
+    found = diagnosed(log, replace(RUNNING, status=status), Question(slow=True))
+    assert Trouble.PS_OVERLOADED not in {one.trouble for one in found}
+
+
+def test_a_checkpoint_that_a_lost_server_has_not_written_is_not_blamed_on_the_storage() -> None:
+    log = Log()
+    failed = "the checkpoint of version 40 in /checkpoints failed: PS 1 at 172.17.0.5:2222 does not answer: UNAVAILABLE"
+    log.add(EventKind.CHECKPOINT_FAILED, "checkpoint-40", f"{failed}; there is none yet")
+    (diagnosis,) = diagnosed(log)
+    assert (diagnosis.trouble, diagnosis.is_fatal) == (Trouble.CHECKPOINT_NOT_WRITTEN, False)
+    assert "ps-1" in diagnosis.advice
+    assert "mounted" not in diagnosis.advice
+    assert "kept" not in diagnosis.done
+
+
 @pytest.mark.parametrize(
     ("phase", "seconds", "troubles"),
     [

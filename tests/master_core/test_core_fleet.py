@@ -175,6 +175,30 @@ def test_failed_creations_are_tried_again_less_and_less_often() -> None:
     assert sum("quota exceeded" in line for line in script.log()) == 1
 
 
+def test_a_refusal_that_has_been_reported_is_reported_of_another_role_and_after_a_creation() -> None:
+    script = running(2)
+
+    def reported() -> list[str]:
+        found = [one for one in script.job.events.events if one.kind is EventKind.POD_NOT_CREATED]
+        return [one.subject.removeprefix("elasticdl-j-") for one in found]
+
+    def refused(role: Role, index: int) -> None:
+        script.tell(e.PodNotCreated(script.settings.pod_name(role, index), "the webhook denies it"))
+
+    script.kill(0)
+    script.kill(1)
+    refused(Role.WORKER, 2)
+    refused(Role.WORKER, 3)
+    assert reported() == ["worker-2"]
+    script.ps_dies()
+    refused(Role.PS, 0)
+    assert reported() == ["worker-2", "ps-0"]
+    script.pass_time(2)
+    script.pod(Role.WORKER, 2, PodState.RUNNING)
+    refused(Role.WORKER, 3)
+    assert reported() == ["worker-2", "ps-0", "worker-3"]
+
+
 def test_a_silent_worker_loses_its_lease_and_later_its_place() -> None:
     script = running(2)
     lease = script.lease(0)

@@ -66,7 +66,7 @@ class Fleet:
         self.hangs = Hangs(state, groups, work)
         self._stragglers = Stragglers(state)
         self._liveness = Liveness(state, self.servers, work)
-        self._create_message = ""
+        self._refusals: dict[Role, str] = {}  # the last that an event is about, until a pod of the role is created
         self._resize_message = ""
         self._can_resize = True  # until the cluster refuses
         self.resumed = 0  # number of the event of the resumption, until the list of surviving pods has arrived
@@ -395,6 +395,7 @@ class Fleet:
             return
         if not record.is_known:
             record.is_known = True
+            self._refusals.pop(record.role, None)
             self._out.events.add(EventKind.POD_CREATED, record.subject, "", record.cause, slot=record.slot)
         if event.phase is PodState.RUNNING and not record.has_run:
             record.has_run = True
@@ -440,9 +441,10 @@ class Fleet:
         )
 
     def _pod_not_created(self, event: PodNotCreated, clock: float) -> None:
+        record = self.pods.named(event.name)
         delay = self.pods.not_created(event.name, event.message, clock, event.lacks_quota)
-        if delay is not None and event.message != self._create_message:
-            self._create_message = event.message
+        if record is not None and delay is not None and self._refusals.get(record.role) != event.message:
+            self._refusals[record.role] = event.message
             self._out.events.add(EventKind.POD_NOT_CREATED, self._subject(event.name), event.message)
             self._out.log(f"{event.name} cannot be created: {event.message}. It is tried again.", Level.WARNING)
 
