@@ -1,4 +1,4 @@
-"""Random schedules of a job with less quota than it wants, in a queue or a namespace, that takes its pods in any order."""
+"""Random schedules of a job with less quota than it wants, in a queue or a namespace, which takes pods in any order."""
 
 from __future__ import annotations
 
