@@ -58,10 +58,10 @@ def read_manifest(path: AnyPath) -> dict[str, Any]:
 
 
 def _key_of(values: Mapping[str, Any]) -> str:
-    """Without parts, ``crc32`` is the checksum of the state beside the manifest."""
+    """Return the key of the checksum: without parts, ``crc32`` is that of the state beside the manifest."""
     return "crc32" if "parts" in values else "manifest_crc32"
 
 
 def _checksum(values: Mapping[str, Any]) -> int:
-    """Of the contents, however they are written."""
+    """Return the checksum of the contents, which does not depend on their formatting."""
     return zlib.crc32(json.dumps(values, sort_keys=True).encode())

@@ -128,7 +128,7 @@ def _check_strategy(spec: JobSpec) -> None:
 
 
 def _check_range(spec: JobSpec) -> None:
-    """The number of workers follows the gain, or it is fixed."""
+    """Check the range of the number of workers, and the flags that need one."""
     if not spec.max_workers:
         for name in given_of(spec, ("min_gain", "scaling_window")):
             raise FlagError(
@@ -293,7 +293,7 @@ def _check_prediction(spec: JobSpec) -> None:
 
 
 def _check_output_file(spec: JobSpec) -> None:
-    """A name of a directory or bucket would become an object beside the directory, or an error of the master's."""
+    """Check that the output names a file: the name of a directory or bucket would fail late, or become an object."""
     is_analysis = spec.job_type is JobType.ANALYZE
     name, example = ("output", "statistics.json") if is_analysis else ("metrics_output", "metrics.json")
     place = getattr(spec, name)

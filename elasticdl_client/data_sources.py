@@ -74,7 +74,7 @@ def paths_matching(pattern: str) -> list[str]:
 
 
 def _has_hidden_part(parts: Sequence[str], named: Sequence[str]) -> bool:
-    """Whether a part of a path is hidden from that of a pattern which it matches; between two `**`, from them all."""
+    """Return whether a part of a path is hidden from its part of a pattern, or from all parts between two `**`."""
     if "**" not in named:
         return any(is_hidden(part, [pattern]) for part, pattern in zip(parts, named, strict=True))
     num_first, num_last = named.index("**"), named[::-1].index("**")

@@ -79,7 +79,7 @@ class JobFailed(JobError):
     """A job has failed, or has stopped before its end.
 
     Attributes:
-        exit_code: of the job; None: it has stopped before its end.
+        exit_code: Exit code of the job; None if it stopped before its end.
         explanation: the output of `elasticdl explain`; may be empty.
     """
 

@@ -167,7 +167,7 @@ def fields_of_analysis(values: Mapping[str, object]) -> dict[str, object]:
     """Convert the flags of `analyze` to those of other jobs: a prediction without a model, a part for each task.
 
     Args:
-        values: of the flags that are given.
+        values: Values of the flags that are given.
     """
     output = values.get("output", "")
     return {

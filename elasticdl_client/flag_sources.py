@@ -70,7 +70,7 @@ def gather(job_type: str, arguments: Sequence[str], environment: Mapping[str, st
     """Return the flags of a job from all sources.
 
     Args:
-        arguments: of the command line, after the command.
+        arguments: Arguments of the command line after the command.
 
     Raises:
         FlagError: an argument that is no flag; a file that cannot be read, or is of another command.

@@ -57,7 +57,7 @@ class Group(StrEnum):
         """Return a dataclass field that is a flag of this group.
 
         Args:
-            jobs: those that have it; None: those that have the flags of the group.
+            jobs: Job types with this flag; None: those with the flags of its group.
         """
         found = Flag(help, self, _JOBS.get(self, ALL_JOBS) if jobs is None else jobs, check)
         value: T = dataclasses.field(default=default, metadata={"flag": found})
@@ -96,7 +96,7 @@ def given_of(flags: Any, names: Iterable[str]) -> list[str]:
     """Return those of the names whose flags do not have their defaults.
 
     Args:
-        flags: of a dataclass whose fields they are.
+        flags: An instance of the dataclass whose fields are the flags.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(flags)}
     return [name for name in names if getattr(flags, name) != defaults[name]]
@@ -205,7 +205,7 @@ def split_arguments(arguments: list[str], defaults: Mapping[str, object]) -> dic
 
     Args:
         arguments: after the command.
-        defaults: of the known flags; only their types matter here.
+        defaults: Default values of the known flags; only their types matter here.
 
     Raises:
         FlagError: a stray argument, a flag without its value, or given twice.

@@ -122,7 +122,7 @@ class PodTimes:
     """The cells of all pods, by the number of the worker.
 
     Args:
-        limit: of all cells together; at least 8.
+        limit: Maximum number of cells of all pods together; at least 8.
     """
 
     def __init__(self, limit: int = MAX_CELLS) -> None:
@@ -133,7 +133,7 @@ class PodTimes:
 
     @property
     def length_us(self) -> int:
-        """Of a cell."""
+        """The length of a cell in microseconds."""
         return self._length
 
     def cells(self, worker_id: int) -> dict[int, Cell]:
@@ -142,11 +142,11 @@ class PodTimes:
         return {} if pod is None else {pod.first + i: dict(cell) for i, cell in enumerate(pod.cells) if cell}
 
     def add(self, worker_id: int, begin: int, end: int, parts: Mapping[SlotState, int]) -> None:
-        """A pod has spent its time like that.
+        """Add the time that a pod has spent.
 
         Args:
-            begin, end: microseconds since the job's beginning.
-            parts: they make that time up, and are spread evenly over it.
+            begin, end: Microseconds since the start of the job.
+            parts: Microseconds by state; they add up to the whole time, and are spread evenly over it.
         """
         if end <= begin:
             return

@@ -73,8 +73,8 @@ class SeriesPoint:
         workers: pods that run; on Kubernetes the page knows it of the pods, the master of those that are registered.
         ps: the same of parameter servers.
         ps_busy: threads of all parameter servers that are in calls.
-        metrics: of the newest evaluation.
-        metrics_step: of the model that was evaluated.
+        metrics: Metrics of the newest evaluation.
+        metrics_step: Step of the model that was evaluated.
         worker_seconds: by `goodput.SlotState`.
     """
 

@@ -371,19 +371,19 @@ class JobSpec(ModelFlags, ComputationFlags, OnePassFlags, StrategyFlags, Kuberne
 
     @property
     def skips_not_finite(self) -> bool:
-        """Minibatches with a NaN or an infinity are left out of the model; else they end the job."""
+        """Whether minibatches with a NaN or an infinity are not applied to the model; else they end the job."""
         return self.nan_policy is NanPolicy.SKIP
 
     @property
     def has_default_feed(self) -> bool:
-        """The flags say enough of the data for a module without a `feed`."""
+        """Whether the flags describe the data well enough for a module without a `feed`."""
         params = self.data_reader_params_dict()
         has_label = bool(self.label_column or params.get("label_col") or params.get("image_size"))
         return has_label or self.job_type is JobType.PREDICT
 
     @property
     def takes_dataset(self) -> bool:
-        """The data are those of the module's `dataset()`."""
+        """Whether the data come from the module's `dataset()`."""
         return OF_MODULE in (self.training_data, self.validation_data, self.prediction_data)
 
     def envs_dict(self) -> dict[str, str]:

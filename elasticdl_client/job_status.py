@@ -230,7 +230,7 @@ class JobStatus:
 
     @classmethod
     def from_json(cls, text: str) -> JobStatus:
-        """The inverse of `to_json`; missing fields of another version have their defaults, added ones are ignored.
+        """Read the output of `to_json`; missing fields of another version have their defaults, added ones are ignored.
 
         Raises:
             ValueError: the text is not a status.

@@ -97,7 +97,7 @@ def write(
 
 
 def _committed(spec: JobSpec, status: JobStatus | None) -> int:
-    """The minibatches that a checkpoint of parameter servers must hold; one that was begun earlier lacks some."""
+    """Return how many minibatches a checkpoint of parameter servers must hold; one begun earlier has fewer."""
     is_of_servers = spec.distribution_strategy is DistributionStrategy.PARAMETER_SERVER
     return status.model_version if is_of_servers and status is not None else 0
 

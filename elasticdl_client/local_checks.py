@@ -394,7 +394,7 @@ def _check_first_object(name: str, path: str) -> None:
 
 
 def _schema(kind: str, path: str) -> list[str]:
-    """The columns of a Parquet or Arrow file, those of structs as `outer.inner`; none where they cannot be read."""
+    """Return the columns of a Parquet or Arrow file, fields of structs as `outer.inner`; empty if unreadable."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

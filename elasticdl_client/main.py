@@ -36,11 +36,11 @@ class Commands:
     arguments: tuple[str, ...]
 
     def train(self) -> NoReturn:
-        """Trains a model, evaluating it on the way."""
+        """Train a model, and evaluate it in between."""
         self._run(JobType.TRAIN)
 
     def run(self) -> NoReturn:
-        """Runs a script of one's own in all workers."""
+        """Run a script of the user in all workers."""
         from elasticdl_client import run_script
 
         if run_script.asks_for_help(self.arguments):
@@ -49,101 +49,101 @@ class Commands:
         _start(JobType.TRAIN, job.given, Shown.ALL_WORKERS if job.shows_all else Shown.RANK_0)
 
     def evaluate(self) -> NoReturn:
-        """Evaluates a trained model."""
+        """Evaluate a trained model."""
         self._run(JobType.EVALUATE)
 
     def predict(self) -> NoReturn:
-        """Runs a trained model over data."""
+        """Compute predictions of a trained model."""
         self._run(JobType.PREDICT)
 
     def analyze(self) -> NoReturn:
-        """Computes statistics of a table's columns."""
+        """Compute statistics of a table's columns."""
         self._run(JobType.ANALYZE)
 
     def sql(self) -> NoReturn:
-        """Trains and uses models by SQL statements."""
+        """Train and use models by SQL statements."""
         from elasticdl_client.sql import command
 
         self._print("sql", lambda: command.run(self.arguments))
 
     def zoo(self) -> NoReturn:
-        """Makes an image of a folder of models, and pushes it."""
+        """Build an image of a folder of models, and push it."""
         from elasticdl_client import zoo
 
         sys.exit(zoo.run(self.arguments))
 
     def rbac(self) -> NoReturn:
-        """Prints the service account and the rights that a master needs."""
+        """Print the service account and the rights that a master needs."""
         from elasticdl_client.kubernetes import rbac
 
         self._print("rbac", lambda: rbac.run(self.arguments))
 
     def simulate(self) -> NoReturn:
-        """Says how long a job would take and cost on a cluster."""
+        """Estimate how long a job would take on a cluster, and its cost."""
         from elasticdl_client import simulate
 
         self._print("simulate", lambda: simulate.run(self.arguments))
 
     def completion(self) -> NoReturn:
-        """Prints a shell's completion script."""
+        """Print a shell's completion script."""
         from elasticdl_client import completion
 
         self._print("completion", lambda: completion.run(self.arguments))
 
     def list(self) -> NoReturn:
-        """Lists jobs."""
+        """List jobs."""
         self._act("list")
 
     def top(self) -> NoReturn:
-        """Shows all jobs and their pods as they are now."""
+        """Show the current state of all jobs and their pods."""
         self._act("top")
 
     def status(self) -> NoReturn:
-        """Shows a job."""
+        """Show a job."""
         self._act("status")
 
     def logs(self) -> NoReturn:
-        """Prints what a job's pods have printed."""
+        """Print the logs of a job's pods."""
         self._act("logs")
 
     def events(self) -> NoReturn:
-        """Lists what has happened to a job."""
+        """List the events of a job."""
         self._act("events")
 
     def explain(self) -> NoReturn:
-        """Explains what is wrong with a job."""
+        """Explain the problems of a job."""
         self._act("explain")
 
     def scale(self) -> NoReturn:
-        """Changes the number of a job's workers."""
+        """Change the number of a job's workers."""
         self._act("scale")
 
     def chaos(self) -> NoReturn:
-        """Injects faults into a running job."""
+        """Inject faults into a running job."""
         self._act("chaos")
 
     def delete(self) -> NoReturn:
-        """Ends and removes jobs."""
+        """End and remove jobs."""
         self._act("delete")
 
     def clean(self) -> NoReturn:
-        """Removes the jobs that have ended."""
+        """Remove the jobs that have ended."""
         self._act("clean")
 
     def stop(self) -> NoReturn:
-        """Ends the pods of a job that is to continue later."""
+        """End the pods of a job so that it can continue later."""
         self._act("stop")
 
     def resume(self) -> NoReturn:
-        """Gives a job whose master is gone a new one."""
+        """Start a new master for a job that has none."""
         self._act("resume")
 
     def tensorboard(self) -> NoReturn:
-        """Shows a job in TensorBoard."""
+        """Show a job in TensorBoard."""
         self._act("tensorboard")
 
     def dashboard(self) -> NoReturn:
-        """Shows jobs on a page in the browser."""
+        """Show jobs on a page in the browser."""
         self._act("dashboard")
 
     def _run(self, job_type: JobType) -> NoReturn:
@@ -162,7 +162,7 @@ class Commands:
         self._print(command, lambda: commands.run(command, self.arguments))
 
     def _print(self, command: str, action: Callable[[], int]) -> NoReturn:
-        """Does what prints and then ends."""
+        """Run an action that prints, and exit."""
         if _asks_for_help(self.arguments):
             print_help(command)
         try:
@@ -242,7 +242,7 @@ def _print_error(error: ElasticDLError) -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script `elasticdl`."""
     exit_with(lambda: run(sys.argv[1:]))
 
 

@@ -183,8 +183,8 @@ class _Consequences:
     """Direct consequences of events, for the end of the same line.
 
     Args:
-        history: of the job.
-        new: those of its events that are printed now.
+        history: Events of the job.
+        new: The events that are printed now.
     """
 
     def __init__(self, history: EventHistory, new: Sequence[JobEvent]) -> None:
@@ -210,7 +210,7 @@ class _Consequences:
                 self._texts.setdefault(root.number, []).append(f"successor {event.subject}")
 
     def is_told(self, event: JobEvent) -> bool:
-        """The line of its cause tells it."""
+        """Return whether the line of the event's cause already contains it."""
         return event.number in self._told
 
     def text(self, *events: JobEvent) -> str:

@@ -64,7 +64,7 @@ def dtypes_of(partitions: Iterable[Mapping[str, str | None]], given: Mapping[str
     """The types of the values in the names of directories, by key: "int64" where all are whole numbers, else "string".
 
     Args:
-        given: of keys whose type is said.
+        given: Types of keys that the user has set.
     """
     texts: dict[str, set[str]] = {}
     for partition in partitions:
@@ -83,7 +83,7 @@ class Partitions:
     """Of the files of a table.
 
     Attributes:
-        values: of each file, by key.
+        values: Values of each file by key.
         dtypes: "int64" or "string", by key, of all files.
     """
 
@@ -92,7 +92,7 @@ class Partitions:
 
     @classmethod
     def of(cls, files: Iterable[tuple[str, str]], given: Mapping[str, str]) -> Partitions:
-        """Of pairs of a source and one of its files; `given`: see `dtypes_of`.
+        """Return the partitions of pairs of a source and one of its files; `given`: see `dtypes_of`.
 
         Raises:
             DataError: see `partition_of`.
@@ -108,7 +108,7 @@ class Partitions:
 
     @property
     def keys(self) -> list[str]:
-        """Those of all files."""
+        """The keys of all files."""
         return sorted(self.dtypes)
 
     def value(self, path: str, key: str) -> int | str | None:

@@ -149,7 +149,7 @@ def memory_text(used_bytes: int, total_bytes: int) -> str:
 
 
 def _missed(position: int) -> str:
-    """Of a place in the histogram: 0, 1, 2, 3-4, 5-8, …"""
+    """Return the label of a place in the histogram: 0, 1, 2, 3-4, 5-8, …"""
     return str(position) if position < 3 else f"{2 ** (position - 2) + 1}-{2 ** (position - 1)}"
 
 

@@ -138,7 +138,7 @@ class _WorkerOutput:
         """Return the lines since the call before, as they are shown.
 
         Args:
-            num_processes: of the worker.
+            num_processes: Number of processes of the worker.
             process: the one that is shown; None: all, each line with its process.
             last: nothing more will be printed.
         """
@@ -205,7 +205,7 @@ class ScriptOutput:
     """The printed lines of a job's workers: of rank 0 and, when that is lost, of its successor; or of all of them.
 
     Args:
-        logs: of the workers.
+        logs: Logs of the workers.
         prefix: Prefix of the pods' names, `elasticdl-JOB-`.
         num_workers: where there are several, a line begins with the one that has printed it.
         shown: the lines shown.
@@ -224,7 +224,7 @@ class ScriptOutput:
         """Return what was printed since the call before.
 
         Args:
-            status: of the job, which names rank 0.
+            status: Status of the job; it names rank 0.
             last: nothing more will be printed.
         """
         self._hold(status, last=last)

@@ -21,9 +21,9 @@ class StorageKind:
     """A kind of storage.
 
     Attributes:
-        module: that fsspec imports for it.
+        module: Module that fsspec imports for the scheme.
         requirement: for pip.
-        extra: of elasticdl2 that holds the requirement; empty: there is none.
+        extra: Extra of elasticdl2 with the requirement; empty: none.
         can_list: whether it has directories; without, a URL names one file.
         read_only: why no file can be published; empty: files can.
     """

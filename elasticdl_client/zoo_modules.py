@@ -132,7 +132,7 @@ _INSTEAD = {  # a Keras model's replacement of a flag
 
 
 def can_be_called(name: str, signature: inspect.Signature) -> bool:
-    """Whether a function with this signature can be the `feed`, `loss` or `eval_metrics_fn` of a model definition."""
+    """Return whether a function of this signature can be a `feed`, `loss` or `eval_metrics_fn`."""
     takes_weights = name == "loss" and "sample_weight" in signature.parameters  # they come where `feed` gives them
     return any(_fits(signature, number) for number in NUM_ARGUMENTS[name] + (3,) * takes_weights)
 

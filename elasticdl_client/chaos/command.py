@@ -63,10 +63,10 @@ class Chaos:
     """One run of the command.
 
     Args:
-        job: as it was found.
+        job: The job and its state.
         store: The job's store.
-        injector: of faults into it.
-        plan: of the faults.
+        injector: Injects faults into the job.
+        plan: The faults to inject.
         stream: for a line each of faults and recoveries.
     """
 
@@ -130,7 +130,7 @@ class Chaos:
             self._end([one for one in lasting if time.time() >= one.began.at + self._plan.stop_for_s])
 
     def _look(self) -> None:
-        """Learns of the job's state and events; a cluster that does not answer is asked again later."""
+        """Read the job's state and events; ask a cluster that does not answer again later."""
         try:
             found = self._store.find(self._facts.job.name)
             if found is None:
@@ -189,7 +189,7 @@ class Chaos:
             self._say(f"{injection.subject}: {injection.fault.kind} has ended")
 
     def _newest_checkpoint(self) -> int:
-        """Of the disk that the plan fills; 0 where it cannot be read for the moment."""
+        """Return the newest checkpoint if the plan fills a disk, else 0; 0 also if it cannot be read now."""
         if all(fault.kind is not FaultKind.FILL_DISK for fault in self._plan.faults):
             return 0
         try:

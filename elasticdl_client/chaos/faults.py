@@ -39,7 +39,7 @@ class Fault:
 
     @property
     def is_undone(self) -> bool:
-        """It lasts for a while, and then ends."""
+        """Whether the fault lasts for a time, and then ends."""
         return self.kind is not FaultKind.KILL
 
 
@@ -82,7 +82,7 @@ class FaultInjector(Protocol):
         """Inject a fault; a victim that has ended meanwhile is no error.  Returns when it is in effect.
 
         Args:
-            victim: of the fault's role; None for a fault that is not one of pods.
+            victim: A pod of the fault's role; None for a fault that affects no pod.
         """
         ...
 

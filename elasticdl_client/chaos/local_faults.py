@@ -33,8 +33,8 @@ class LocalFaults:
     """A fault injector (see `FaultInjector`).
 
     Args:
-        job_dir: of the job.
-        checkpoint_dir: of the job; empty: it writes no checkpoints.
+        job_dir: Directory of the job.
+        checkpoint_dir: Checkpoint directory of the job; empty: it writes no checkpoints.
     """
 
     def __init__(self, job_dir: Path, checkpoint_dir: str = "") -> None:

@@ -92,7 +92,7 @@ class Injection:
 
 
 def _recovery(injection: Injection, facts: Facts, checkpoint: int) -> tuple[float, str] | None:
-    """Seconds and words; None: it is not over."""
+    """Return the seconds of a recovery and its description; None if it is not over."""
     began, ended = injection.began, injection.ended
     if ended is None:
         return None
@@ -167,8 +167,8 @@ class ChaosResult:
     """The faults of a run, and their cost from its first fault on.
 
     Attributes:
-        facts: of the job at the end of the run.
-        begin: of the run; None: no fault was injected.
+        facts: Facts about the job at the end of the run.
+        begin: Moment at which the run began; None: no fault was injected.
         is_interrupted: the user has ended the run.
     """
 
@@ -179,7 +179,7 @@ class ChaosResult:
 
     @property
     def complaints(self) -> list[str]:
-        """The reasons for which the job has not stood the faults."""
+        """The reasons why the job has not survived the faults."""
         job, records, found = self.facts.job, self.records(), []
         if job.has_ended and job.phase is not Phase.SUCCEEDED:
             found.append("the job has failed")

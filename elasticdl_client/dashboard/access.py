@@ -47,7 +47,7 @@ class Keys:
     """The secrets that open the dashboard.
 
     Attributes:
-        token: of the address; hex, at least 32 characters.
+        token: Token in the address; hex, at least 32 characters.
         hosts: names that the Host header may have besides localhost and addresses.
         port: for the name of the cookie: browsers send a host's cookies to all of its ports.
         is_public: the server listens on other than loopback addresses, so Host may be any address.
@@ -225,8 +225,8 @@ def perform(action: Action, job: JobInfo, store: JobStore, options: Options, num
     """Perform the action; return a message for people.
 
     Args:
-        options: of the dashboard, for the command that resumes a local job.
-        num_workers: of the job that is scaled, as the user has written it.
+        options: Options of the dashboard, for the command that resumes a local job.
+        num_workers: New number of workers of the job, as the user has written it.
 
     Raises:
         ElasticDLError: it cannot be done.

@@ -44,10 +44,10 @@ class JobDetail:
     """The content of a job's page besides the job itself.
 
     Attributes:
-        points: of the journal, then of what was seen.
+        points: Points of the journal, then those observed since.
         pod_times: how workers spent their time, from `began_at` on (seconds since the Unix epoch).
-        actions: that the client could take now.
-        diagnoses: those of `elasticdl explain`.
+        actions: Actions that the client can take now.
+        diagnoses: Diagnoses of `elasticdl explain`.
         problem: why the history cannot be read; may be empty.
     """
 
@@ -66,9 +66,9 @@ class View:
     """All that one look has found.
 
     Attributes:
-        number: of the look; 0: there was none yet.
+        number: Number of the observation; 0: there is none yet.
         jobs: by id, the newest first.
-        details: of the jobs that pages show.
+        details: Details of the jobs that pages show.
         problems: places that do not answer, and why.
     """
 
@@ -112,7 +112,7 @@ class Observer:
 
     @property
     def view(self) -> View:
-        """The newest."""
+        """The newest view."""
         return self._view
 
     def store(self, job: JobInfo) -> JobStore:

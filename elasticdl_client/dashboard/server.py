@@ -61,8 +61,8 @@ class Dashboard:
     """The handlers of requests.
 
     Args:
-        observer: of the jobs.
-        options: of the command line.
+        observer: Observes the jobs.
+        options: Options of the command line.
         keys: for the header of actions, which the page is given.
     """
 
@@ -390,7 +390,7 @@ def event_row(event: JobEvent) -> list[Any]:
 
 
 def series(points: Iterable[SeriesPoint]) -> Plain:
-    """Points as columns, as the charts want them."""
+    """Return points as columns, as the charts need them."""
     found = list(points)
     metrics = sorted({name for point in found for name in point.metrics})
     states = sorted({state for point in found for state in point.worker_seconds})

@@ -130,7 +130,7 @@ class Cost:
 
     Attributes:
         slot_seconds: for which the pod's slot was not filled, summed over slots.
-        tasks: that were opened again because the model had lost parts of them.
+        tasks: Tasks that were reopened because the model had lost parts of them.
         records: left out of the model.
         repeated: records that the model had lost, and that are computed again.
         is_open: it still costs.
@@ -215,7 +215,7 @@ class Diagnosis:
 
     @property
     def subject(self) -> str:
-        """The newest one."""
+        """The newest subject."""
         return self.subjects[0]
 
     def to_plain(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class Facts:
     """Everything that is known of a job.
 
     Attributes:
-        job: as it was found, with the status that its master wrote last and the pods as the cluster shows them.
+        job: The job, with the last status of its master and the pods as the cluster shows them.
         history: its events, as far as they are kept.
         now: Seconds since the Unix epoch.
         master_log: the end of the log of a master that ends again and again; empty: it does not, or its log is gone.
@@ -282,7 +282,7 @@ class Facts:
         return follow
 
     def has_ended_by(self, *events: JobEvent) -> bool:
-        """The job has failed, and that follows from one of these events."""
+        """Return whether the job has failed as a consequence of one of these events."""
         return any(event.kind is EventKind.JOB_FAILED for event in self.consequences(*events))
 
     def flag(self, name: str) -> Any:
@@ -369,7 +369,7 @@ def recovery(facts: Facts, *lost: JobEvent) -> tuple[str, Cost]:
 
 
 def as_sentences(parts: list[str]) -> str:
-    """Parts as sentences."""
+    """Return parts as sentences."""
     return " ".join(f"{part[:1].upper()}{part[1:]}{'' if part.endswith('.') else '.'}" for part in parts if part)
 
 

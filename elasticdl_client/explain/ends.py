@@ -42,7 +42,7 @@ def server_is_away(text: str) -> bool:
 
 
 def lost_pods(facts: Facts) -> Iterator[Diagnosis]:
-    """Every pod that ended although it was counted on."""
+    """Diagnose every pod that ended unexpectedly."""
     for event in facts.of(EventKind.POD_LOST):
         trouble, words = _why(facts, event)
         done, cost = recovery(facts, event)
@@ -109,7 +109,7 @@ def _advice(trouble: Trouble, facts: Facts, event: JobEvent) -> str:
 
 
 def outages(facts: Facts) -> Iterator[Diagnosis]:
-    """Times in which the master could not write its journal: the API server was away, or the disk full."""
+    """Diagnose times in which the master could not write its journal: no API server, or a full disk."""
     for event in facts.of(EventKind.JOURNAL_DELAYED):
         seconds = float(event.details.get("seconds", 0.0))
         is_away = facts.job.runtime is Runtime.KUBERNETES and server_is_away(event.message)
@@ -130,7 +130,7 @@ def outages(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def master(facts: Facts) -> Iterator[Diagnosis]:
-    """Every restart of the master."""
+    """Diagnose every restart of the master."""
     for event in facts.of(EventKind.MASTER_RESTARTED):
         before = [one for one in facts.history.events if one.number < event.number]
         since = f"; the last event before it is {max(0.0, event.at - before[-1].at):.1f} s older" if before else ""

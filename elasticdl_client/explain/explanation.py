@@ -108,7 +108,7 @@ def explain(facts: Facts, question: Question | None = None) -> Explanation:
 
 
 def grouped(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Diagnoses alike as one, with the newest one's words; the newest first, what ended the job before all."""
+    """Merge similar diagnoses into the newest one; sort the newest first, but first the cause of the job's end."""
     groups: dict[tuple[str, str], list[Diagnosis]] = {}
     for diagnosis in diagnoses:
         groups.setdefault((diagnosis.trouble, diagnosis.key), []).append(diagnosis)
@@ -151,7 +151,7 @@ def _is_about(facts: Facts, diagnosis: Diagnosis, pod: str) -> bool:
 
 
 def _is_in_epoch(facts: Facts, diagnosis: Diagnosis, epoch: int) -> bool:
-    """It names the epoch, or happened between the epoch's start and its coverage."""
+    """Return whether an event names the epoch, or happened between the epoch's start and its coverage."""
     if "epoch" in diagnosis.evidence:
         return diagnosis.evidence["epoch"] == epoch
     subject = f"epoch-{epoch}"
@@ -178,8 +178,8 @@ def text(explanation: Explanation, width: int) -> str:
     """Return the output of `elasticdl explain`.
 
     Args:
-        explanation: of a job.
-        width: of a line; evidence is never broken.
+        explanation: Explanation of a job.
+        width: Maximum characters of a line; lines of evidence are never broken.
     """
     lines = [_head(explanation)]
     if explanation.question.slow and (spent := _spent(explanation.facts.job)):

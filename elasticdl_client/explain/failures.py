@@ -84,7 +84,7 @@ def blamed(error: str, traceback: str = "", symbols: dict[str, Trouble] | None =
 
     Args:
         error: as the worker has reported it.
-        traceback: of the exception; empty: none of the user's code was raised.
+        traceback: Traceback of the exception; empty: the user's code raised none.
         symbols: further names of functions, as --feed and --loss give them.
     """
     if other_version(error) or other_version(traceback):
@@ -138,7 +138,7 @@ def of_function(name: str, symbols: dict[str, Trouble] | None) -> Trouble | None
 
 
 def failed_tasks(facts: Facts) -> Iterator[Diagnosis]:
-    """Tasks in which the user's code raised, or whose records cannot be read."""
+    """Diagnose tasks in which the user's code raised, or whose records cannot be read."""
     for event in facts.of(EventKind.TASK_FAILED):
         traceback = str(event.details.get("traceback", ""))
         trouble = blamed(event.message, traceback, user_symbols(facts))
@@ -248,7 +248,7 @@ def _hint(message: str) -> str:
 
 
 def losses(facts: Facts) -> Iterator[Diagnosis]:
-    """Losses and gradients that are not finite."""
+    """Diagnose losses and gradients that are not finite."""
     for event in facts.of(EventKind.LOSS_NOT_FINITE):
         is_fatal = facts.has_ended_by(event)
         yield Diagnosis.of(
@@ -297,7 +297,7 @@ def unreadable_data(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def checkpoints(facts: Facts) -> Iterator[Diagnosis]:
-    """Checkpoints that were not written, and those that were not read."""
+    """Diagnose checkpoints that could not be written or read."""
     for event in facts.of(EventKind.CHECKPOINT_FAILED):
         is_full = _NO_SPACE.search(event.message) is not None
         saved = next((e for e in facts.of(EventKind.CHECKPOINT_SAVED) if e.number > event.number), None)
@@ -339,7 +339,7 @@ def checkpoints(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def exports(facts: Facts) -> Iterator[Diagnosis]:
-    """Models that were trained and not exported."""
+    """Diagnose models that were trained but not exported."""
     for event in facts.of(EventKind.MODEL_NOT_EXPORTED):
         why = event.message.partition(": ")[2].partition(". ")[0]
         yield Diagnosis.of(
@@ -354,7 +354,7 @@ def exports(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def stops(facts: Facts) -> Iterator[Diagnosis]:
-    """Jobs that were asked to end, and those of which nothing runs any more."""
+    """Diagnose jobs that were asked to end, and jobs without a running process."""
     asked = facts.of(EventKind.JOB_STOP_REQUESTED)
     if facts.job.phase is Phase.STOPPED and not asked:
         yield Diagnosis(

@@ -99,8 +99,8 @@ def why_waiting(message: str, role: str = "worker") -> Wait | None:
     """Return what a message of a pod that does not start means; None if it means no trouble.
 
     Args:
-        message: of its status, of an Event, or of the refusal of its creation.
-        role: of the pod, for the flags in the advice.
+        message: Message of its status, of an Event, or of the refusal of its creation.
+        role: Role of the pod, for the flags in the advice.
     """
     if "exceeded quota" in message or re.search(r"exceeds? .*quota|must specify .*limits", message):
         return _quota(message)
@@ -322,7 +322,7 @@ def _unpulled(advice: str, evidence: dict[str, Detail]) -> Wait:
 
 
 def waiting_pods(facts: Facts) -> Iterator[Diagnosis]:
-    """Pods that could not be created, scheduled or started, from the events of the job."""
+    """Diagnose pods that could not be created, scheduled or started, from the events of the job."""
     for event in facts.of(EventKind.POD_PENDING, EventKind.POD_BLOCKED, EventKind.POD_NOT_CREATED):
         role = event.subject.removeprefix(f"elasticdl-{facts.job.name}-").partition("-")[0]
         refused = event.kind is EventKind.POD_NOT_CREATED
@@ -378,7 +378,7 @@ def _meanwhile(subject: str) -> str:
 
 
 def pods_without_events(facts: Facts) -> Iterator[Diagnosis]:
-    """Pods that the cluster shows as pending and no event is about, such as the master's own."""
+    """Diagnose pods that are pending in the cluster and have no event, such as the master's."""
     known = {event.subject for event in facts.of(EventKind.POD_PENDING, EventKind.POD_BLOCKED)}
     prefix = f"elasticdl-{facts.job.name}-"
     for pod in facts.job.status.pods:
@@ -409,7 +409,7 @@ def _why_master_ends(facts: Facts, message: str, wait: Wait | None) -> Wait | No
     """Return why a master ends again and again: by its message, also between two ends of its container, and its log.
 
     Args:
-        message: of its pod.
+        message: Message of the pod.
         wait: what the message means for any pod.
     """
     if wait is None and not facts.history.events:

@@ -43,7 +43,7 @@ _TOLD = (EventKind.WORKER_HUNG, EventKind.WORKER_SLOW)  # have a diagnosis of th
 
 
 def hangs(facts: Facts) -> Iterator[Diagnosis]:
-    """Workers that held a lease and committed nothing, and silent ones."""
+    """Diagnose workers that held a lease and committed nothing, and silent ones."""
     for event in facts.of(EventKind.WORKER_HUNG):
         yield _silent(facts, event) if _SILENT.match(event.message) else _hung(facts, event)
     for event in facts.of(EventKind.POD_GIVEN_UP):
@@ -168,7 +168,7 @@ _LIMITS_OF_STANDING = {
 
 
 def standing_workers(facts: Facts) -> Iterator[Diagnosis]:
-    """Workers that do the same for long, and may hang: as long as it lasts, or where the job was stopped in it."""
+    """Diagnose workers that may hang: they do the same thing for long, now or when the job was stopped."""
     if facts.job.has_ended:
         return
     status = facts.job.status
@@ -207,7 +207,7 @@ def standing_workers(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def standing_groups(facts: Facts) -> Iterator[Diagnosis]:
-    """Groups whose members all waited in one collective, so that none of them is known to be the cause."""
+    """Diagnose groups whose members all waited in one collective, so that the cause is unknown."""
     for event in facts.of(EventKind.GROUP_BROKEN):
         if "waited" not in event.details:
             continue
@@ -299,7 +299,7 @@ def _given_up(facts: Facts, event: JobEvent) -> Diagnosis:
 
 
 def lost_leases(facts: Facts) -> Iterator[Diagnosis]:
-    """Workers that lost a lease without having been found silent."""
+    """Diagnose workers that lost a lease but were not silent."""
     for event in facts.of(EventKind.LEASE_LOST):
         follow = [e.kind for e in facts.consequences(event)]
         if any(one.kind in _TOLD for one in facts.history.chain(event)) or EventKind.POD_GIVEN_UP in follow:
@@ -308,7 +308,7 @@ def lost_leases(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def stragglers(facts: Facts) -> Iterator[Diagnosis]:
-    """Members whose own computing is slower than that of the others."""
+    """Diagnose members that compute more slowly than the others."""
     for event in facts.of(EventKind.WORKER_SLOW):
         throttled = event.details.get("throttled", 0.0)
         is_throttled = isinstance(throttled, int | float) and throttled > _THROTTLED_SHARE
@@ -333,7 +333,7 @@ def stragglers(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def input_bound(facts: Facts) -> Iterator[Diagnosis]:
-    """Workers that wait for records more than they should; a job that ended before it trained had other troubles."""
+    """Diagnose workers that wait too long for records, unless the job ended before it trained."""
     seconds = facts.job.status.worker_seconds
     share = _share(seconds, SlotState.INPUT)
     stands = any(one.activity in ("input", "idle") for one in facts.job.status.standing)  # it is not slow, but stands
@@ -467,7 +467,7 @@ def _load(servers: Sequence[PsStatus], seconds: Mapping[str, float]) -> tuple[Ps
 
     Args:
         servers: in any order.
-        seconds: of all servers by state.
+        seconds: Seconds of all servers by state.
     """
     throttled = max(servers, key=lambda ps: ps.throttled)
     if throttled.throttled > _THROTTLED_SHARE:
@@ -490,7 +490,7 @@ def _stands_out(largest: float, every: Sequence[float]) -> bool:
 
 
 def _traffic(server: PsStatus) -> float:
-    """Bytes per second."""
+    """Return the server's traffic in bytes per second."""
     return server.received_per_second + server.sent_per_second
 
 
@@ -569,7 +569,7 @@ def _line(seconds: dict[str, float]) -> tuple[str, ...]:
 
 
 def _share(seconds: dict[str, float], state: SlotState) -> float:
-    """Of the time in which workers could work; starting and waiting for room is none."""
+    """Return a state's share of the time in which workers could work, which excludes starting and pending."""
     outside = (SlotState.UNSCHEDULED, SlotState.STARTING, SlotState.STOPPED)
     whole = sum(value for name, value in seconds.items() if name not in outside)
     return seconds.get(state, 0.0) / whole if whole >= _MIN_SECONDS else 0.0

@@ -63,7 +63,7 @@ class ClusterError(ElasticDLError):
 
     @property
     def unreachable(self) -> bool:
-        """The cluster did not answer, or for the moment cannot: the same call may work later."""
+        """Whether the cluster did not answer, or cannot now: the same call may work later."""
         return self.status == 0 or self.status == 429 or self.status >= 500
 
 
@@ -72,7 +72,7 @@ class Connection:
     """A cluster as the user named it.
 
     Attributes:
-        context: of the kubeconfig, or `IN_CLUSTER`.
+        context: Context of the kubeconfig, or `IN_CLUSTER`.
         namespace: the context's, or that of the pod that this runs in.
         server: the URL of its API server.
         client: sends its requests.
@@ -97,10 +97,10 @@ class Connection:
         """Create an object; return it as the server shows it.
 
         Args:
-            path: of all objects of the resource.
+            path: Path of the resource's list.
             body: the object.
             query: parameters, such as `dryRun`.
-            timeout_s: to connect, and between two reads.
+            timeout_s: Seconds to connect, and seconds between two reads.
 
         Raises:
             ApiError: the server refuses.
@@ -111,7 +111,7 @@ class Connection:
         """Delete an object.
 
         Args:
-            path: of the object.
+            path: Path of the object.
             options: the DeleteOptions, such as `propagationPolicy`.
 
         Raises:
@@ -123,7 +123,7 @@ class Connection:
         """Change an object; return the answer.
 
         Args:
-            path: of the object, as `/api/v1/namespaces/x/pods/y`.
+            path: Path of the object, such as `/api/v1/namespaces/x/pods/y`.
             body: the patch.
             content_type: its kind.
             options: `accept`, `timeout_s` of `ApiClient.send`.
@@ -156,7 +156,7 @@ class Connection:
 
         Args:
             what: for the message, after "cannot": "read the pods of namespace x".
-            role: of the pod that is made, for the flags in the hint; empty: another object, or a pod of any role.
+            role: Role of the pod to create, for the flags in the hint; empty: another object, or a pod of any role.
 
         Raises:
             ClusterError: the cluster does not answer, or refuses.
@@ -203,7 +203,7 @@ def hint_on_limits(said: str, role: str = "") -> str:
 
     Args:
         said: the server's sentence.
-        role: of the pod, whose flags are named; empty: not known.
+        role: Role of the pod, for the flags in the hint; empty: unknown.
     """
     hint = next((hint for words, hint in _OF_LIMITS.items() if words in said), "")
     others = "" if role else ", or the same of the role that is named"
@@ -220,7 +220,7 @@ def connect(force_kube_config: bool = False, context: str = "", first_answer_s: 
 
     Args:
         force_kube_config: use the kubeconfig file inside a pod, too.
-        context: of the kubeconfig file, which is used inside a pod, too; empty: the current one.
+        context: Context of the kubeconfig file, also inside a pod; empty: the current one.
         first_answer_s: how long a call waits for each of connection and answer, until the cluster has answered once.
 
     Raises:
@@ -326,7 +326,7 @@ def without_state(job_name: str, delete: str, spec: JobSpec | None) -> tuple[str
 
     Args:
         delete: the command that deletes the job.
-        spec: of the job; None: it cannot be read.
+        spec: The job; None: it cannot be read.
     """
     what = (
         f"The ConfigMap {names.state_object(job_name)}, with the job's journal and status, was deleted: the job cannot "

@@ -34,9 +34,9 @@ class ApiError(Exception):
     """An answer of the server that is an error.
 
     Attributes:
-        status: of HTTP.
-        reason: of HTTP.
-        body: of the answer; may be empty.
+        status: HTTP status code.
+        reason: HTTP reason phrase.
+        body: Body of the response; may be empty.
     """
 
     def __init__(self, status: int, reason: str, body: str) -> None:
@@ -107,13 +107,13 @@ class ApiClient:
         """Send a request.
 
         Args:
-            method: of HTTP.
-            path: of the URL, with a leading slash.
+            method: HTTP method.
+            path: Path of the URL, with a leading slash.
             query: its parameters.
-            body: of the request, to be sent as JSON.
-            content_type: of the body.
+            body: Body of the request, sent as JSON.
+            content_type: Content type of the body.
             accept: media type of the answer.
-            timeout_s: to connect, and between two reads.
+            timeout_s: Seconds to connect, and seconds between two reads.
 
         Returns:
             The `urllib3.HTTPResponse`, of any status, with its body unread.
@@ -165,8 +165,8 @@ def object_path(resource: str, name: str = "", namespace: str = "", group: str =
 
     Args:
         resource: plural, such as ``pods``.
-        name: of the object.
-        namespace: of the object; empty: it has none, or all of them are meant.
+        name: Name of the object.
+        namespace: Namespace of the object; empty: it has none, or all namespaces.
         group: API group and version, such as ``networking.k8s.io/v1``; empty: the core group.
     """
     steps = ["namespaces", namespace, resource, name] if namespace else [resource, name]

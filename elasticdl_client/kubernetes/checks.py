@@ -212,7 +212,7 @@ def _check_claims(connection: Connection, spec: JobSpec) -> list[str]:
 
 
 def _check_mounted(connection: Connection, spec: JobSpec) -> None:
-    """Secrets and ConfigMaps without which no container of the job is made."""
+    """Return the Secrets and ConfigMaps without which no container of the job is created."""
     mounts = parse_volumes(spec.volume)
     wanted = [("volume", "Secret", mount.secret_name) for mount in mounts]
     wanted += [("volume", "ConfigMap", mount.config_map_name) for mount in mounts]

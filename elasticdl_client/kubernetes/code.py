@@ -50,7 +50,7 @@ class Reference:
     Attributes:
         digest: SHA-256 of the archive, in hexadecimal digits.
         num_parts: ConfigMaps that hold it; 0: it lies in storage.
-        url: of the archive in storage; empty: it lies in ConfigMaps.
+        url: URL of the archive in storage; empty: it is in ConfigMaps.
     """
 
     digest: str

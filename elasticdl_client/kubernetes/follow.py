@@ -215,7 +215,7 @@ class ClusterFollower:
         return f": {told.get(uid, f'its container is made on {node}.')}"
 
     def _how_it_leaves(self, master: Object, node: str | None) -> str:
-        """Of a master that is being deleted; by this machine's clock, which need not agree with the cluster's."""
+        """Return how a master is being deleted; by this machine's clock, which may differ from the cluster's."""
         now = time.monotonic()
         if self._leaving[0] != master["uid"]:
             self._leaving = (master["uid"], now)

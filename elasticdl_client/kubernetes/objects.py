@@ -55,7 +55,7 @@ def role_pod(spec: JobSpec, role: str) -> RolePod:
 
 
 def spec_for_pods(spec: JobSpec) -> JobSpec:
-    """The specification as the job's pods read it: paths as they are there, nothing that is for the client alone."""
+    """Return the specification for the job's pods: with their paths, and without settings of the client alone."""
     return dataclasses.replace(
         spec,
         model_zoo=spec.model_zoo or names.ZOO_DIRECTORY,
@@ -87,7 +87,7 @@ def job_manifests(
         spec: as the user gave it; `cluster_spec` is a file of this machine, `code` names the archive.
         token: the job's.
         certificate: its files, if it uses TLS.
-        archive: of its code, if it brings some.
+        archive: Archive of its code, if --code is given.
 
     Raises:
         FlagError: the user's --cluster_spec cannot be used.
@@ -139,8 +139,8 @@ def master_pod(config_map: Mapping[str, str], job_name: str, owner_uid: str) -> 
 
     Args:
         config_map: the data of the ConfigMap that owns the job.
-        job_name: of the job.
-        owner_uid: of that ConfigMap.
+        job_name: Name of the job.
+        owner_uid: UID of that ConfigMap.
     """
     return owned(json.loads(config_map[names.MASTER_POD_KEY]), job_name, owner_uid)
 

@@ -77,7 +77,7 @@ def pod_manifest(
     Args:
         spec: the job; `cluster_spec` is the path of a file that this process can read.
         pod: what to run.
-        owner_uid: of the ConfigMap that owns the job; without it the pod has no owner.
+        owner_uid: UID of the ConfigMap that owns the job; empty: the pod gets no owner.
         max_memory: bytes that a memory grown by `memory_factor` does not exceed.
         has_secret_envs: the job's Secret holds the values of --envs; that of an older client does not.
 
@@ -228,7 +228,7 @@ def _command(spec: JobSpec, pod: PodLike) -> tuple[str, ...]:
 
 
 def log_file(spec: JobSpec, role: str, index: int) -> str:
-    """Where a pod's output is copied: the master's to --log_file_path, others' beside it, as train-worker-0.log."""
+    """Return where to copy a pod's output: the master's to --log_file_path, others' beside it as train-worker-0.log."""
     path = PurePosixPath(spec.log_file_path)
     return str(path if role == "master" else path.with_name(f"{path.stem}-{role}-{index}{path.suffix}"))
 
@@ -273,7 +273,7 @@ def _env(spec: JobSpec, pod: PodLike, secret_envs: Mapping[str, str]) -> list[Ma
 
 
 def service_addresses(spec: JobSpec) -> dict[str, list[str]]:
-    """Of TensorFlow's servers and workers: those of Services, which outlive pods."""
+    """Return the addresses of TensorFlow's servers and workers: those of Services, which outlive pods."""
     sizes = {"ps": spec.num_ps_pods, "worker": spec.num_workers}
     return {
         role: [names.service_address(spec.job_name, role, number, spec.namespace) for number in range(size)]

@@ -150,7 +150,7 @@ def _resource_name(name: str) -> str:
 
 
 def _is_exclusive(name: str) -> bool:
-    """The API wants as much of it as a limit as is asked for."""
+    """Return whether the API requires the limit of a resource to equal its request."""
     return "/" in name or name.startswith("hugepages-")
 
 

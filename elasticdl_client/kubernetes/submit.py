@@ -92,7 +92,7 @@ def _publish(stored: StoredJob, spec: JobSpec, given_user: str) -> None:
     """Write down a job for other machines and namespaces: with the content of templates, which are files of this one.
 
     Args:
-        given_user: of --run_as_user; another namespace may admit it.
+        given_user: Value of --run_as_user; another namespace may admit it.
     """
     portable = dataclasses.replace(
         spec,
@@ -200,7 +200,7 @@ def _write(spec: JobSpec, archive: Archive | None) -> None:
 
 
 def _with_code(spec: JobSpec) -> tuple[JobSpec, Archive | None]:
-    """Packs the code of --code; the job names the archive instead of the directory."""
+    """Pack the code of --code; return the job with the archive's name instead of the directory."""
     if not spec.code:
         return spec, None
     if spec.model_zoo:

@@ -40,7 +40,7 @@ class JobHandle:
     """A job that was started or found; safe to use from any thread.
 
     Args:
-        store: where it is.
+        store: Store of the job.
         info: the job as it was found.
         notes: messages from its start.
         progress: show it while `wait` waits.
@@ -114,7 +114,7 @@ class JobHandle:
 
     @property
     def spec(self) -> JobSpec:
-        """All flags of the job, without what is secret in them.
+        """All flags of the job, with secrets hidden.
 
         Raises:
             JobError: they cannot be read any more.
@@ -125,7 +125,7 @@ class JobHandle:
 
     @property
     def phase(self) -> Phase:
-        """Where the job is now.
+        """The current phase of the job.
 
         Raises:
             JobError: the job was deleted before its end was seen.
@@ -135,7 +135,7 @@ class JobHandle:
 
     @property
     def status(self) -> JobStatus:
-        """The status that its master wrote last, with the pods as they are now; see `phase` for errors."""
+        """The last status of the job's master, with the current pods; see `phase` for errors."""
         return self._look().status
 
     @property

@@ -45,8 +45,8 @@ class DatabaseRefusal:
     """Why a database refuses what was sent to it.
 
     Attributes:
-        hint: of the database; empty: none.
-        offset: of the error in the SQL; None: not known.
+        hint: The database's hint; empty: none.
+        offset: Position of the error in the SQL; None: unknown.
         name: the wrong name, where no offset is known; empty: not known.
     """
 
@@ -62,11 +62,11 @@ class Backend:
     Attributes:
         dialect: sqlglot's name of its SQL.
         drivers: SQLAlchemy's name of the driver by the scheme of a URL.
-        package: of the driver; empty: Python has it.
+        package: Package of the driver; empty: it is part of Python.
         password_places: where a password can be that is not in the URL.
-        password_variable: of the environment, that the driver in pods reads.
+        password_variable: Environment variable from which the driver in pods reads the password.
         random: a random number for each row.
-        table_options: that CREATE TABLE ends with.
+        table_options: Options at the end of CREATE TABLE.
         has_transactional_ddl: a table that a transaction creates is gone when it is rolled back.
         staging: options of CREATE for a table of rows that a job reads and that can be made again.
         orders_rows_by_key: a table is kept in the order of its primary key, which so belongs to it from the start.
@@ -127,7 +127,7 @@ class Backend:
         """Return the user and the password by which a connection was made, wherever the driver has found them.
 
         Args:
-            connection: of the driver.
+            connection: Connection of the driver.
         """
         return "", ""
 
@@ -152,7 +152,7 @@ class Backend:
         """Return the SELECT of a column's values, each once and in order, NULL left out.
 
         Args:
-            name: of the column, quoted.
+            name: Name of the column, quoted.
             source: the text after FROM.
         """
         return f"SELECT DISTINCT {name} FROM {source} WHERE {name} IS NOT NULL ORDER BY 1"
@@ -161,7 +161,7 @@ class Backend:
         """Return what the error of a driver says.
 
         Args:
-            sql: that was sent; empty: not known.
+            sql: The SQL that was sent; empty: unknown.
         """
         raise NotImplementedError
 

@@ -321,9 +321,9 @@ class ClusterModels(ModelRegistry):
     ) -> None:
         """
         Args:
-            location: of new models in pods, or in storage.
-            table: of all models.
-            database: that has the table, and those of the rows of trainings.
+            location: Directory of new models in pods, or in storage.
+            table: The table of all models.
+            database: Returns the database with that table and with the tables of training rows.
             find_job: finds the job that trains a model of a description.
         """
         self.root = self.scratch = Path(tempfile.gettempdir())

@@ -298,7 +298,7 @@ def _delete_files(session: Session, model: StoredModel, place: str) -> None:
     """Delete what pods have written of a model, or say where it stays and how to delete it.
 
     Args:
-        place: of its files.
+        place: Directory of its files.
     """
     if not is_remote(place):
         command = command_of(JobType.TRAIN, _deleting(session.flags, model, place))

@@ -56,9 +56,9 @@ class PodAccess:
     """How pods reach a database.
 
     Attributes:
-        url: without a password.
-        variable: of the environment, that has the password.
-        password: empty: the database asks for none.
+        url: URL without a password.
+        variable: Environment variable that holds the password.
+        password: The password; empty if the database requires none.
     """
 
     url: str
@@ -79,7 +79,7 @@ class Database:
     def __init__(self, url: str) -> None:
         """
         Args:
-            url: of --datasource.
+            url: Value of --datasource.
 
         Raises:
             DataError: a package is missing, it is no URL, or the file does not exist.
@@ -185,8 +185,8 @@ class Database:
         """Return the error of the database as one of ours, at its place in the SELECT where that is known.
 
         Args:
-            query: that was run.
-            sql: that was sent, with the query in it.
+            query: The query that was run.
+            sql: The SQL that was sent, which contains the query.
         """
         refusal = self.backend.refusal(getattr(error, "orig", None) or error, sql)
         if query is None:
@@ -431,7 +431,7 @@ class Writer:
         """Add rows to a table.
 
         Args:
-            columns: of the table.
+            columns: Columns of the table.
             rows: the values of each column.
         """
         sql = self._database._sql

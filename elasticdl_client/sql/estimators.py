@@ -54,8 +54,8 @@ class Label:
 
     Attributes:
         classes: its values, in order; empty: it is a number.
-        mean: of a number.
-        deviation: of a number.
+        mean: Mean of a numeric column.
+        deviation: Standard deviation of a numeric column.
         reason: why the task is what it is.
     """
 

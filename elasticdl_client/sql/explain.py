@@ -37,9 +37,9 @@ class WholeNumber:
     """A key of WITH that takes a whole number.
 
     Attributes:
-        default: without it.
-        least: that it may be.
-        most: that it may be.
+        default: Value if the key is not given.
+        least: Smallest allowed value.
+        most: Largest allowed value.
     """
 
     default: int
@@ -68,7 +68,7 @@ class ModelImportances:
 
     @property
     def rows(self) -> list[tuple[str | float, ...]]:
-        """The same as rows of a table."""
+        """Return the same as rows of a table."""
         return [(self.model.title, *one) for one in self.columns]
 
 

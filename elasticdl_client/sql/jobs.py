@@ -74,13 +74,13 @@ class JobFlags:
 
     @property
     def runtime(self) -> Runtime:
-        """Where the jobs run: as a flag or its variable says, else as it is inferred."""
+        """The runtime of the jobs: from a flag or its variable, else inferred."""
         wanted = str(self.gathered.values.get("runtime", self.inferred)).lower()
         return Runtime.KUBERNETES if wanted == Runtime.KUBERNETES else Runtime.LOCAL
 
     @property
     def gathered(self) -> GivenFlags:
-        """Those of the command line and the environment.
+        """Return the flags of the command line and the environment.
 
         Raises:
             FlagError: an argument is none.
@@ -89,7 +89,7 @@ class JobFlags:
 
     @property
     def given(self) -> dict[str, object]:
-        """Those of the command line.
+        """Return the flags of the command line.
 
         Raises:
             FlagError: an argument is none.

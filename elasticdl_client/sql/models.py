@@ -33,7 +33,7 @@ class PodPlace:
     """Where a model is that a cluster has trained.
 
     Attributes:
-        path: of its directory in pods, or in storage.
+        path: Its directory in pods, or in storage.
         is_trained: by what the table says.
     """
 
@@ -46,10 +46,10 @@ class StoredModel:
     """A version of a model.
 
     Attributes:
-        directory: of its files on this machine.
-        found: the content of `model.json`.
-        row: of the table, if another machine has the files; None: they are here.
-        place: of its files, if pods have them.
+        directory: Directory of its files on this machine.
+        found: Content of `model.json`.
+        row: Row of the table, if the files are on another machine; None: they are on this one.
+        place: Directory of its files, if they are in pods or storage.
     """
 
     name: str
@@ -100,7 +100,7 @@ class ModelRegistry:
     """The models in a directory, and those of a table.
 
     Attributes:
-        root: of all models.
+        root: Directory of all models.
         scratch: where statements have their directories.
         where: they are, for messages.
     """
@@ -108,8 +108,8 @@ class ModelRegistry:
     def __init__(self, root: Path, table: ModelsTable | None = None) -> None:
         """
         Args:
-            root: of all models.
-            table: that mirrors them.
+            root: Directory of all models.
+            table: Table with a copy of their descriptions.
 
         Raises:
             FlagError: no job can be given paths in it.

@@ -48,7 +48,7 @@ class ModelRow:
 
     Attributes:
         state: `training` or `trained`.
-        host: that has its files.
+        host: Host with its files.
         created: when the statement began, in UTC.
         export: where the SavedModel is on that host.
         description: its `model.json`.
@@ -70,7 +70,7 @@ class ModelsTable:
         """
         Args:
             connect: makes the database.
-            name: of the table, or schema.table.
+            name: Name of the table, or schema.table.
 
         Raises:
             FlagError: it is no name of a table.

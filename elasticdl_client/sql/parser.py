@@ -124,7 +124,7 @@ class _Parser:
     # The SELECT
 
     def select(self) -> Query:
-        """All tokens as a SELECT."""
+        """Parse all tokens as a SELECT."""
         self._at = len(self._tokens)
         return self._query()
 

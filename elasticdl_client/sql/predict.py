@@ -203,7 +203,7 @@ class ModelMetrics:
 
     @property
     def rows(self) -> list[tuple[str | float, ...]]:
-        """The same as rows of a table."""
+        """Return the same as rows of a table."""
         return [(self.model.title, name, value) for name, value in self.metrics.items()]
 
 

@@ -48,7 +48,7 @@ class Program:
     """A program that runs where jobs do.
 
     Attributes:
-        command: that stands for it.
+        command: Its command line, for messages.
         check: raises an ElasticDLError if it cannot be started.
         run: runs it to its end; raises an ElasticDLError if it fails.
     """

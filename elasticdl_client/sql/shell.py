@@ -78,7 +78,7 @@ def run(session: Session, execute: Callable[[str], object], dialect: str) -> int
     """Read and run statements until the input ends; return the exit code.
 
     Args:
-        session: of the statements.
+        session: Runs the statements.
         execute: checks and runs a text of statements.
         dialect: sqlglot's name of the database's SQL.
 

@@ -68,8 +68,8 @@ def write(
 
     Args:
         parts: of the rows of a SELECT: tables of Arrow, or lists of rows.
-        columns: of the SELECT.
-        fields: of the files.
+        columns: Columns of the SELECT.
+        fields: Fields of the files.
         classes: the label's values, whose places are written.
         seed: rows are permuted within a file; None: they keep their order.
 

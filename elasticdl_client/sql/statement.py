@@ -80,7 +80,7 @@ class ColumnClause:
     """A COLUMN clause.
 
     Attributes:
-        part: of the model that it is for; None: all of it.
+        part: Part of the model that uses these columns; None: the whole model.
     """
 
     expressions: tuple[Expression, ...]
@@ -129,7 +129,7 @@ class Evaluate:
     """`SELECT … TO EVALUATE metric, … USING model [INTO table]`.
 
     Attributes:
-        table: of the metrics; empty: none.
+        table: Table for the metrics; empty: none.
     """
 
     text: str
@@ -144,7 +144,7 @@ class Explain:
     """`SELECT … TO EXPLAIN [WITH key = value, …] USING model [INTO table]`.
 
     Attributes:
-        table: of the importances; empty: none.
+        table: Table for the importances; empty: none.
     """
 
     text: str

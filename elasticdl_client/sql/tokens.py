@@ -37,8 +37,8 @@ class Token:
     """A token.
 
     Attributes:
-        text: of names and strings without their quotes.
-        depth: the number of brackets that it stands in.
+        text: Text of the token; names and strings without their quotes.
+        depth: Number of open brackets around the token.
     """
 
     kind: Kind

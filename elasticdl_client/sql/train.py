@@ -42,7 +42,7 @@ class TrainingPlan:
         schema: the columns of the SELECT, with their types in the statistics.
         clause: the COLUMN clauses that stand for the columns.
         statement: the explicit one.
-        num_rows: of the SELECT.
+        num_rows: Number of rows of the SELECT.
     """
 
     schema: Mapping[str, str]
@@ -70,7 +70,7 @@ def check(statement: Train, dialect: str, flags: JobFlags) -> None:
 
     Args:
         dialect: sqlglot's name of the database's SQL.
-        flags: of the command line.
+        flags: Flags of the command line.
 
     Raises:
         StatementError: one is wrong.

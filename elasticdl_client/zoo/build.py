@@ -42,8 +42,8 @@ def build(folder: Path, repository: str, tag: str, out: TextIO) -> Image:
 
     Args:
         folder: the build context, with a Dockerfile.
-        repository: of the image's name.
-        tag: of the image's name.
+        repository: Repository in the image's name.
+        tag: Tag in the image's name.
         out: where the progress goes.
 
     Raises:
@@ -198,7 +198,7 @@ _SILENCE_TIMEOUT_S = 900  # the builder says nothing while pip unpacks a large w
 
 @contextmanager
 def connected() -> Iterator[Any]:
-    """A `DockerClient` by DOCKER_HOST and the like; its errors become `ImageError`.
+    """Yield a `DockerClient` from DOCKER_HOST and related variables; its errors become `ImageError`.
 
     Raises:
         ImageError: the package docker is missing, there is no engine, or it went away.
@@ -276,8 +276,8 @@ def push(repository: str, tag: str, out: TextIO) -> None:
     """Push an image and show the output of the registry; credentials are those of `docker login`.
 
     Args:
-        repository: of the image's name; begins with the registry.
-        tag: of the image's name.
+        repository: Repository in the image's name; begins with the registry.
+        tag: Tag in the image's name.
         out: where the progress goes.
 
     Raises:

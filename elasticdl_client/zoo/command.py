@@ -25,7 +25,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run a zoo command.
 
     Args:
-        arguments: those after `elasticdl zoo`.
+        arguments: Arguments after `elasticdl zoo`.
 
     Returns:
         The exit code: 0 if it is done, 1 if engine, builder, registry or disk refused, which is said on stderr.

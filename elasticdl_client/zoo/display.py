@@ -26,17 +26,17 @@ class BuildDisplay(Protocol):
         ...
 
     def succeed(self) -> None:
-        """All is done; the last call."""
+        """Show the success of the build; this is the last call."""
         ...
 
     def fail(self) -> None:
-        """The current step did not come to its end, and all it said stays on the screen; the last call."""
+        """Show that the current step failed; its output stays on the screen. This is the last call."""
         ...
 
 
 @contextmanager
 def shown(stream: TextIO) -> Iterator[BuildDisplay]:
-    """The display for a stream, steps on a terminal, the engine's own lines elsewhere; an exception is a failure."""
+    """Yield the display for a stream: steps on a terminal, else the engine's lines; an exception shows a failure."""
     display: BuildDisplay = StepDisplay(stream) if stream.isatty() else LineDisplay(stream)
     try:
         yield display

@@ -26,7 +26,7 @@ class Recipe:
     """The parts of an image.
 
     Attributes:
-        version: of the client; the runtime has the same.
+        version: Version of the client; the runtime has the same.
         runtime: requirements of the first layer: the runtime itself, or with `wheels` what the wheels need.
         has_wheels: whether the runtime and the client are in FOLDER/WHEELS, to be installed last.
         has_packages: whether there are wheels of others in FOLDER/PACKAGES, which pip takes in the first layer.

@@ -62,8 +62,8 @@ def plan(wishes: Wishes, version: str) -> Plan:
     """Check everything and read what is to be copied.
 
     Args:
-        wishes: of the user.
-        version: of the client, and so of the runtime.
+        wishes: Options of the user.
+        version: Version of the client and of the runtime.
 
     Raises:
         FlagError: the folder holds no models, or a flag's value is of no use.
@@ -164,7 +164,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _extras(wishes: Wishes) -> tuple[str, ...]:
-    """Of the runtime, for the image.  PyTorch brings its collectives along."""
+    """Return the extras of the runtime for the image.  PyTorch has its own collectives."""
     if wishes.without not in ("", ALLREDUCE):
         raise FlagError(f"--without={wishes.without}: nothing of that name can be left out.", f"--without={ALLREDUCE}")
     if wishes.framework is not ImageFramework.TENSORFLOW:
@@ -231,9 +231,9 @@ def find_wheels(folder: Path, version: str, extras: Sequence[str], python_minor:
     """Find the wheels of a version.
 
     Args:
-        folder: of --local_pkg_dir.
+        folder: Directory of --local_pkg_dir.
         version: the only one accepted.
-        extras: of the runtime, whose requirements count.
+        extras: Extras of the runtime whose requirements are included.
         python_minor: the image has Python 3.this; None: it is unknown.
 
     Raises:
