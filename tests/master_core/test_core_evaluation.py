@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 
+import pytest
 from core_script import Like, Script, running, train_all
 from group_script import standing
 
@@ -301,6 +303,10 @@ def ask_for_trial(script: Script, worker_id: int) -> object:
     return script.ask(e.SampleRequested, worker_id, 7, of_validation=True)
 
 
+def ask_for_sample(script: Script, worker_id: int) -> object:
+    return script.ask(e.SampleRequested, worker_id, 7)
+
+
 def test_one_worker_tries_the_metrics_as_soon_as_the_data_are_known() -> None:
     script = Script(num_workers=2, has_validation_data=True)
     for worker_id in range(2):
@@ -347,3 +353,17 @@ def test_metrics_that_cannot_be_tried_fail_the_job_though_others_train() -> None
     script.progress(script.lease(1), 0, worker_id=1)
     script.ask(e.ModelReported, 0, 7, error="the evaluation raised ValueError", error_details="Traceback …")
     assert script.job.status().phase == "Failed"
+
+
+@pytest.mark.parametrize("request_more", [Script.request, ask_for_sample])
+def test_a_worker_rejected_after_its_trial_of_the_metrics_is_replaced(
+    request_more: Callable[[Script, int], object],
+) -> None:
+    """Its trial has succeeded once it asks for anything else: what it meets later is its own fault."""
+    script = running(2, has_validation_data=True)
+    assert ask_for_trial(script, 0) == FIRST
+    request_more(script, 0)
+    assert ask_for_trial(script, 1) == NOTHING_TO_TRY
+    script.progress(script.lease(1), 0, worker_id=1)
+    script.ask(e.ModelReported, 0, 7, error="its disk is full")
+    assert script.job.status().phase == "Running"

@@ -302,6 +302,8 @@ class Members:
         elif worker is None or not worker.has_joined:
             self._out.reply(event.call, UnknownWorker("register first"))
         elif isinstance(event, SampleRequested):
+            if not event.of_validation:
+                self._work.evaluations.end_trial(worker.id)
             self._samples[event.call] = event, clock
         elif isinstance(event, GroupWatched):
             self._groups.watched(event, clock)

@@ -217,9 +217,10 @@ class Work:
         self.leases.raise_floor()
 
     def requested(self, event: LeaseRequested) -> None:
-        """Take back leases granted to earlier requests of the worker whose answers were lost."""
+        """Take back leases granted to earlier requests whose answers were lost; the worker's trial of metrics ends."""
         for lease in self.leases.never_received(event.worker_id, event.oldest, event.held):
             self.give_back(lease)
+        self.evaluations.end_trial(event.worker_id)
 
     def abandoned(self, event: CallAbandoned) -> None:
         self._workers.abandon(event.call)

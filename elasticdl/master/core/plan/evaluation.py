@@ -150,7 +150,8 @@ class Evaluations:
     """The round in progress, if any, and the results of earlier ones.
 
     Attributes:
-        tried_by: Id of the worker that tries the metrics before the training; None before the first request.
+        tried_by: Id of the worker that tries the metrics before the training; None before the first request and after
+            the trial.
     """
 
     def __init__(self, schedule: EvaluationSchedule, slices: Sequence[Shard]) -> None:
@@ -158,6 +159,7 @@ class Evaluations:
         self._slices = slices
         self.current: EvaluationRound | None = None
         self.tried_by: int | None = None
+        self._has_tried = False  # in this generation of the master
         self.has_final = False
         self.has_lost_states = False  # after a restart: the states of done tasks are lost
         self.results: dict[str, float] = {}
@@ -189,10 +191,15 @@ class Evaluations:
         Returns:
             The first records of the validation data; an empty shard if there is nothing to try.
         """
-        if not self._slices or (self.tried_by != worker_id and self.tried_by in staying):
+        if not self._slices or self._has_tried or (self.tried_by != worker_id and self.tried_by in staying):
             return NO_RECORDS
         self.tried_by = worker_id
         return self._slices[0].first(num_records)
+
+    def end_trial(self, worker_id: int) -> None:
+        """Note that a worker requests other work: if it has tried the metrics, they can be evaluated."""
+        if worker_id == self.tried_by:
+            self.tried_by, self._has_tried = None, True
 
     def pass_time(self, clock: float, step: int, num_ended: int) -> None:
         """Note the present model version and number of covered epochs."""
