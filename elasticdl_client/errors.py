@@ -31,6 +31,10 @@ class DataError(ElasticDLError):
     """A data source is missing, empty, damaged or not what it was said to be."""
 
 
+class OtherColumnsError(DataError):
+    """The validation data have other columns than the training data."""
+
+
 class StorageError(DataError):
     """Storage that a URL names cannot be reached, or refuses."""
 

@@ -9,18 +9,20 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import grpc
 import numpy as np
 
 from elasticdl.activities import Activity
 from elasticdl.data.reader import Reader
-from elasticdl.frameworks.framework import Batch, FeedError, Framework, Inference, MetricState
+from elasticdl.frameworks.framework import Batch, FeedError, Framework, Inference, MetricState, Mode, TaskRecords
 from elasticdl.protocol import Shard
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.reporter import TaskFailures
-from elasticdl.worker.tasks import HeldLease, TaskBatches, Values, ValueSource, sample_batches
-from elasticdl_client.errors import DataError, ElasticDLError, ModelDefinitionError
+from elasticdl.worker.tasks import HeldLease, TaskBatches, Values, ValueSource, sample_batches, sample_of
+from elasticdl_client.errors import DataError, ElasticDLError, ModelDefinitionError, OtherColumnsError
+from elasticdl_client.job_spec import JobSpec
 
 _log = logging.getLogger("elasticdl.worker")
 _WHAT = "The evaluation of the first validation minibatch, before anything is trained, raised {}"
@@ -80,19 +82,18 @@ class MetricsTrial:
         model: Framework,
         source: ValueSource,
         reader: Callable[[pb.TaskType], Reader],
-        seed: int,
+        spec: JobSpec,
     ) -> None:
         """
         Args:
             source: The source of the values of `model`.
             reader: See `Readers.of`.
-            seed: The seed of the job.
         """
         self._link, self._clock = failures.link, failures.clock
         self._model = model
         self._source = source
         self._reader = reader
-        self._seed = seed
+        self._spec = spec
 
     def run(self, keeps_state: bool = False) -> None:
         """Try the metrics; return at once if there is nothing to try, or another worker does it.
@@ -114,20 +115,25 @@ class MetricsTrial:
 
     def _evaluate(self, shard: Shard) -> None:
         try:
-            self._evaluate_first(shard)
+            sample = sample_of(self._reader(pb.EVALUATION), shard, self._spec.seed)
+            self._evaluate_first(sample)
+        except OtherColumnsError as error:
+            raise ModelDefinitionError(str(error)) from None
         except (DataError, ArithmeticError) as error:
-            self._leave_to_evaluations(error)
-        except FeedError as error:
-            if not error.bad_records:
-                raise ModelDefinitionError(_WHAT.format(error), details=error.details) from None
             self._leave_to_evaluations(error)
         except (ElasticDLError, grpc.RpcError):
             raise
         except Exception as error:
             raise ModelDefinitionError(_WHAT.format(f"{type(error).__name__}: {error}")) from error
 
-    def _evaluate_first(self, shard: Shard) -> None:
-        batches = sample_batches(self._model, pb.EVALUATION, self._reader, shard, self._seed)
+    def _evaluate_first(self, sample: TaskRecords) -> None:
+        try:
+            batches = sample_batches(self._model, Mode.EVALUATION, sample)
+        except FeedError as error:
+            if self._is_tolerable(error, sample):
+                self._leave_to_evaluations(error)
+                return
+            raise ModelDefinitionError(_WHAT.format(error), details=error.details) from None
         held = HeldLease(pb.Lease())  # a dummy: values are read without a lease
         states = evaluate_task(self._model, self._source.values(held), held, batches[:1])
         if not batches:
@@ -136,6 +142,25 @@ class MetricsTrial:
             self._model.evaluation().results([from_message(state) for state in states])
         except ValueError as error:  # a minibatch may be too small, for example of one class only
             self._leave_to_evaluations(error)
+
+    def _is_tolerable(self, error: FeedError, sample: TaskRecords) -> bool:
+        """Return whether single records are to blame, or all of them and --max_bad_records allows for that."""
+        if not error.bad_records:
+            return False
+        may_all_be_bad = len(sample.records) <= self._spec.max_bad_records
+        last = len(sample.records) - 1
+        some = {0, last // 3, last - last // 3, last}
+        return may_all_be_bad or not (last > 0 and all(self._raises_on(sample, position) for position in some))
+
+    def _raises_on(self, sample: TaskRecords, position: int) -> bool:
+        """Return whether `feed` raises on one record alone."""
+        alone = replace(sample, records=sample.records[position : position + 1])
+        try:
+            for _ in self._model.batches(Mode.EVALUATION, iter((alone,))):
+                pass
+        except FeedError:
+            return True
+        return False
 
     @staticmethod
     def _leave_to_evaluations(error: Exception) -> None:

@@ -18,7 +18,7 @@ from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.rpc.logs import log_to_stdout
 from elasticdl_client.choices import DistributionStrategy, FrameworkName, JobType
 from elasticdl_client.data_sources import split_columns
-from elasticdl_client.errors import DataError
+from elasticdl_client.errors import OtherColumnsError
 from elasticdl_client.job_spec import JobSpec
 
 TASK_TYPES = {JobType.TRAIN: pb.TRAINING, JobType.EVALUATE: pb.EVALUATION, JobType.PREDICT: pb.PREDICTION}
@@ -61,7 +61,7 @@ class Readers:
         """Check that the default feed of the training data reads the validation data.
 
         Raises:
-            DataError: only one of them is CSV, or their columns differ: the default feed cannot match them.
+            OtherColumnsError: only one of them is CSV, or their columns differ: the default feed cannot match them.
         """
         definition = self._definition
         if definition is None:
@@ -70,12 +70,12 @@ class Readers:
             return
         found, known = reader.metadata(), self.of(pb.TRAINING).metadata()
         if found.delimiter != known.delimiter:
-            raise DataError(
+            raise OtherColumnsError(
                 f"--training_data {_kind_of(known)}, and --validation_data {_kind_of(found)}.",
                 "Write both as files of one kind.",
             )
         if known.delimiter and found.column_names != known.column_names:
-            raise DataError(
+            raise OtherColumnsError(
                 f"The columns of --validation_data are {', '.join(found.column_names)}; those of --training_data are "
                 f"{', '.join(known.column_names)}.",
                 "Rows of CSV files are read by the order of their columns: write both with the same ones.",

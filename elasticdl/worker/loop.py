@@ -185,7 +185,7 @@ class TrainingTasks:
             reader: See `TaskStream`.
         """
         if spec.validation_data:
-            MetricsTrial(self.failures, self.model, self._source, reader, spec.seed).run(keeps_state)
+            MetricsTrial(self.failures, self.model, self._source, reader, spec).run(keeps_state)
 
 
 class TrainingWork:

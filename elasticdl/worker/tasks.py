@@ -383,22 +383,26 @@ class TaskStream:
         return TaskRecords(lease.id, seed, records, lease.shard.name, reading.record_numbers)
 
 
-def sample_batches(
-    framework: Inference, task_type: pb.TaskType, reader: Callable[[pb.TaskType], Reader], shard: Shard, seed: int
-) -> list[Batch]:
-    """Return the minibatches of some records, without a lease.
+def sample_of(reader: Reader, shard: Shard, seed: int) -> TaskRecords:
+    """Return some records, without a lease.
 
     Args:
-        reader: See `TaskStream`.
-        seed: See `TaskStream`.
+        seed: The seed of the job.
 
     Raises:
         DataError: the records cannot be read.
+    """
+    numbers = range(shard.start, shard.end)
+    return TaskRecords(0, derive_seed(seed, 0, 0), reader.read(shard), shard.name, numbers)
+
+
+def sample_batches(framework: Inference, mode: Mode, sample: TaskRecords) -> list[Batch]:
+    """Return the minibatches of a sample.
+
+    Raises:
         FeedError: see `inspected`.
     """
-    records = reader(task_type).read(shard)
-    task = TaskRecords(0, derive_seed(seed, 0, 0), records, shard.name, range(shard.start, shard.end))
-    return [batch for batch in inspected(framework, _MODES[task_type], iter((task,)), Quarantine()) if batch.size]
+    return [batch for batch in inspected(framework, mode, iter((sample,)), Quarantine()) if batch.size]
 
 
 class LeaseLost(Exception):

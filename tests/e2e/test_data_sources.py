@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -160,6 +161,22 @@ def test_one_worker_trains_on_rows_of_csv(tmp_path: Path) -> None:
     lines = [",".join(made), *(",".join(map(str, row)) for row in zip(*made.values(), strict=True))]
     (tmp_path / "rows.csv").write_text("\n".join(lines))
     assert_exact_and_good(job(tmp_path, KERAS, str(tmp_path / "rows.csv"), distribution_strategy="Local").start())
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("code", [KERAS, pytest.param(TORCH, marks=pytest.mark.full)], ids=["keras", "torch"])
+def test_validation_data_that_lack_a_column_end_the_job_before_anything_is_trained(code: str, tmp_path: Path) -> None:
+    made = pa.table(columns(NUM_ROWS)).drop_columns(["unused"])
+    for name, table in (("training", made), ("validation", made.drop_columns(["n"]))):
+        pyarrow.csv.write_csv(table, tmp_path / f"{name}.csv")
+    flags = {"validation_data": tmp_path / "validation.csv", "columns": "", "num_epochs": 1000}
+    data = str(tmp_path / "training.csv")
+    running = job(tmp_path, code, data, distribution_strategy="Local", num_workers=1, **flags).start()
+    assert running.wait(150) == 1, running.story()
+    text = "\n".join(running.output)
+    assert "Job table failed" in text, text
+    assert "--validation_data are f, y" in text, text
+    assert "Loss = " not in running.story()
 
 
 @pytest.mark.full

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -11,13 +12,15 @@ import numpy.typing as npt
 import pytest
 
 from elasticdl.activities import Activity, ActivityClock
+from elasticdl.data.reader import Reader
 from elasticdl.frameworks.framework import Batch, FeedError, Framework, MetricState
 from elasticdl.rpc import elasticdl_pb2 as pb
 from elasticdl.worker.evaluation import MetricsTrial
 from elasticdl.worker.master_link import MasterLink
 from elasticdl.worker.reporter import Reporter, TaskFailures
 from elasticdl.worker.tasks import OwnValues
-from elasticdl_client.errors import DataError, ModelDefinitionError
+from elasticdl_client.errors import DataError, ModelDefinitionError, OtherColumnsError
+from elasticdl_client.job_spec import JobSpec
 from tests.worker.counting import Counting, Numbers
 
 SAMPLE = pb.ShardMessage(name="s", start=4, end=8)
@@ -84,10 +87,20 @@ class Broken(Measured):
             yield
 
 
-def run(model: Measured, shard: pb.ShardMessage = SAMPLE, reader: Numbers | None = None, keeps: bool = False) -> None:
-    link, numbers = Link(shard), reader or Numbers()
+def numbers(kind: object, torn: frozenset[int] = frozenset()) -> Numbers:
+    return Numbers(set(torn))
+
+
+def run(
+    model: Measured,
+    shard: pb.ShardMessage = SAMPLE,
+    reader: Callable[[pb.TaskType], Reader] = numbers,
+    keeps: bool = False,
+    spec: JobSpec | None = None,
+) -> None:
+    link = Link(shard)
     failures = TaskFailures(cast(MasterLink, link), cast(Reporter, None))
-    MetricsTrial(failures, cast(Framework, model), OwnValues(), lambda kind: numbers, 1).run(keeps)
+    MetricsTrial(failures, cast(Framework, model), OwnValues(), reader, spec or JobSpec()).run(keeps)
     assert link.clock.read()[0] is Activity.START
 
 
@@ -148,7 +161,7 @@ def test_errors_of_these_records_alone_are_left_to_evaluations(
 
 
 def test_records_that_cannot_be_read_are_left_to_evaluations(caplog: pytest.LogCaptureFixture) -> None:
-    run(Measured(), reader=Numbers(torn={4}))
+    run(Measured(), reader=partial(numbers, torn=frozenset({4})))
     assert "the records from 4 on are torn" in caplog.text
 
 
@@ -156,3 +169,24 @@ def test_a_feed_that_raises_whatever_the_records_are_rejects_the_model() -> None
     with pytest.raises(ModelDefinitionError, match="raised ValueError: no such column") as raised:
         run(Broken())
     assert "ValueError: no such column" in raised.value.details
+
+
+def test_a_feed_that_raises_on_each_record_rejects_the_model() -> None:
+    """As on data that lack a column: it would raise at each evaluation."""
+    with pytest.raises(ModelDefinitionError, match=r"first validation minibatch.*ugly 4 \(record 4 of s: '4'\)"):
+        run(Measured(bad={4, 5, 6, 7}))
+
+
+def test_a_whole_minibatch_of_bad_records_that_may_be_excluded_is_left_to_evaluations(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run(Measured(bad={4, 5, 6, 7}), spec=JobSpec(max_bad_records=4))
+    assert "The first validation minibatch cannot be evaluated" in caplog.text
+
+
+def test_rows_with_other_columns_than_those_for_training_reject_the_model() -> None:
+    def reader(kind: object) -> Reader:
+        raise OtherColumnsError("The columns of --validation_data are b, a")
+
+    with pytest.raises(ModelDefinitionError, match="are b, a"):
+        run(Measured(), reader=reader)
