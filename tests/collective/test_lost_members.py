@@ -120,7 +120,7 @@ def test_one_that_stops_while_all_connect_blocks_no_other(four: list[Member]) ->
     told = four[0].tell(ElasticGroup.form, 1, peers, 0, 30.0)
     linked = link(four[0].address, TOKEN, 1, 1, 5.0).socket
     silent = Rendezvous(four[0].address, TOKEN, 1, 1, 5.0)
-    silent.learn(["linked/0"], ANSWER_S)
+    silent.wait_for(["linked/0"], ANSWER_S)
     assert not told.has_answered(0.05)
     before = four[0].meanwhile(verbs.abandon, "rank 1 is silent")
     assert told.error(LOST_WITHIN_S).what == "rank 1 is silent"
