@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.e2e_kubernetes.waiting import wait_until
+
 CGROUPS = Path("/sys/fs/cgroup")
 _PERIOD_US = 100_000
 _BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): pass"  # ends with its parent, however that ends
@@ -57,6 +59,8 @@ def limited_to(cpus: float) -> Iterator[Path | None]:
             (group / "cpu.cfs_quota_us").write_text(str(quota))
         yield group / "cgroup.procs"
     finally:
+        members = group / "cgroup.procs"  # a process that a test has started may end a moment after pytest
+        wait_until("the processes of the tests have ended", lambda: not members.read_text())
         group.rmdir()
 
 

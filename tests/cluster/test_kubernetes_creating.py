@@ -17,7 +17,7 @@ from pod_specs import worker
 from real_cluster import JOB, NOWHERE, Manifests, Namespace
 from tcp_proxy import TcpProxy
 
-from elasticdl.cluster.cluster import EventType
+from elasticdl.cluster.cluster import EventType, QuotaExceeded
 from elasticdl.cluster.kubernetes.adapter import KubernetesCluster
 from elasticdl_client.errors import ElasticDLError
 from elasticdl_client.explain.diagnosis import Trouble
@@ -68,7 +68,7 @@ def test_a_quota_is_reported_in_the_servers_words_and_can_be_raised(
         lambda **more: listing(**quotas, **more), lambda quota: quota["status"].get("used", {}).get("pods") == "0"
     )
     cluster.create(worker("w-0"))
-    with pytest.raises(ElasticDLError) as refused:
+    with pytest.raises(QuotaExceeded) as refused:
         cluster.create(worker("w-1"))
     assert refused.value.what.startswith("exceeded quota: few, requested: pods=1")
     diagnosis = refusal_of(refused.value.what)

@@ -611,7 +611,7 @@ class Fleet:
         Workers that wait in a queue are deleted as well, since they may be older than the server; their successors
         are created when the server has a place.
         """
-        waiting = [] if self._settings.queues_differ else self.pods.without_quota(clock, _GIVE_WAY_S)
+        waiting = [] if self._settings.queues_differ else self.pods.take_without_quota(clock, _GIVE_WAY_S)
         if not waiting:
             return
         workers = self.pods.living(Role.WORKER)

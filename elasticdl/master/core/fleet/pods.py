@@ -355,8 +355,11 @@ class Pods:
             return sum(server.has_node for server in self.servers()) < self._settings.num_ps
         return bool(self._without_quota)
 
-    def without_quota(self, clock: float, for_s: float) -> list[int]:
-        """Return the indices of servers held back longer than `for_s` by a queue or a quota; count their time anew."""
+    def take_without_quota(self, clock: float, for_s: float) -> list[int]:
+        """Return the indices of servers that a queue or a quota has held back for more than `for_s` seconds.
+
+        Their time is counted anew from `clock`.
+        """
         found = [index for index, since in self._without_quota.items() if clock - since > for_s]
         self._without_quota |= dict.fromkeys(found, clock)
         return found
